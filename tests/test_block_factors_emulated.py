@@ -11,6 +11,7 @@ import pytest
 from emulated import Emulator, carried
 from kernel_instances import wgmma
 from mistakes import Mistake
+from mutants import WRONG, mutants
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import epilogue
@@ -57,15 +58,18 @@ def scaled_rows(blocks, config) -> tuple[int, int]:
     return 64 if a % 64 == 0 else 1, 128 if parsed.tile_n != 96 and b % 128 == 0 else 1
 
 
-def kernel(config, rows):
+def kernel(config, blocks):
+    config = config.partition("_split")[0]
+    rows = scaled_rows(BLOCKS[blocks], config)
     return carried(wgmma(CONFIGS[config], "Bare", TYPES, layout="00", scaled_rows=rows))
 
 
 @pytest.fixture(scope="session")
-def kernels(run_folder):
-    """Those of all tests here."""
-    wanted = {(x, scaled_rows(blocks, x)) for x in CONFIGS for blocks in BLOCKS.values()}
-    sources = [kernel(*each) for each in sorted(wanted)]
+def kernels(run_folder, cases_of):
+    """The kernels of all tests here that run."""
+    wanted = [(x["config"], x["blocks"]) for x in cases_of(test_configs)]
+    wanted += [(x, "rows by blocks") for x in (COOPERATIVE, SWAPPED)]
+    sources = dict.fromkeys(kernel(*each) for each in wanted)
     return Emulator(run_folder / "block_factors", *sources, planned_kernel())
 
 
@@ -199,35 +203,57 @@ def test_refusals(kernels):
 FACTORS, MULTIPLY, KERNEL = (
     f"kernels/wgmma/{name}.cuh" for name in ("factors", "multiply", "kernel")
 )
+# Where rows have their own and columns one of a block, and where each has its own.
+BY_BLOCKS, BY_ROWS = (WIDE, "rows by blocks"), (HIGH, "rows by rows")
+SPLIT = (f"{WIDE}_split3", "rows by blocks")
 MISTAKES = [
-    Mistake(FACTORS, "factors_of_the_k_block_before", "++k_block_", "k_block_ += k_block_ > 0"),
-    Mistake(FACTORS, "not_of_the_row", " + thread_idx % 32 / 4", ""),
-    Mistake(FACTORS, "of_the_first_eight_rows", " + half * 8", ""),
-    Mistake(FACTORS, "rows_of_the_first_half", "(block + i)", "i"),
-    Mistake(FACTORS, "not_of_columns", "*= of_columns", "*= 1"),
-    Mistake(FACTORS, "columns_of_the_first_segment", "4 * (column / kColumnsOfFactor)", "0"),
-    Mistake(FACTORS, "another_tiles", "from.num_rows", "from.num_rows && first_row == 0"),
-    Mistake(FACTORS, "another_stages", " + stage * T::kFactorBytes", ""),
-    Mistake(KERNEL, "first_block_of_a_split", "work.first_k_block", "0"),
-    Mistake(MULTIPLY, "released_too_early", " && !held.kReadsStage", ""),
-    Mistake(KERNEL, "nobody_waits_for_them", "1 + kFactorThreads", "1"),
-    Mistake("kernels/wgmma/pipeline.cuh", "released_by_one_warp", "4", "1"),
-    Mistake(MULTIPLY, "half_of_the_columns", " + column * 128", ""),
-    Mistake(MULTIPLY, "half_of_the_rows", " + block * 8192", ""),
+    Mistake(
+        FACTORS,
+        "factors_of_the_k_block_before",
+        "++k_block_",
+        "k_block_ += k_block_ > 0",
+        BY_BLOCKS,
+    ),
+    Mistake(FACTORS, "not_of_the_row", " + thread_idx % 32 / 4", "", BY_BLOCKS),
+    Mistake(FACTORS, "of_the_first_eight_rows", "half * 8", "0", BY_ROWS),
+    Mistake(FACTORS, "rows_of_the_first_half", "(block + i)", "i", BY_ROWS),
+    Mistake(FACTORS, "not_of_columns", "of_columns", "1.0f", BY_BLOCKS),
+    Mistake(
+        FACTORS, "columns_of_the_first_segment", "4 * (column / kColumnsOfFactor)", "0", BY_BLOCKS
+    ),
+    Mistake(
+        FACTORS,
+        "another_tiles",
+        "row < from.num_rows",
+        "row < from.num_rows && first_row == 0",
+        BY_BLOCKS,
+    ),
+    Mistake(FACTORS, "another_stages", " + stage * T::kFactorBytes", "", BY_BLOCKS),
+    Mistake(KERNEL, "first_block_of_a_split", "work.first_k_block", "0", SPLIT),
+    # The thread reads those of columns after the multiplication.
+    Mistake(MULTIPLY, "released_too_early", " && !held.kReadsStage", "", (WIDE, "rows by rows")),
+    Mistake(KERNEL, "nobody_waits_for_them", "1 + kFactorThreads", "1", BY_BLOCKS),
+    Mistake("kernels/wgmma/pipeline.cuh", "released_by_one_warp", "kReleases", "1", BY_BLOCKS),
+    Mistake(MULTIPLY, "half_of_the_columns", " + column * 128", "", BY_BLOCKS),
+    Mistake(MULTIPLY, "half_of_the_rows", " + block * 8192", "", BY_ROWS),
 ]
 
 
+def check_case(emulator, case, seed=0):
+    config, blocks = case
+    check(emulator, BLOCKS[blocks], config, m=520, seed=seed)
+
+
+@pytest.fixture(scope="session")
+def mistaken(kernels, run_folder, cases_of):
+    """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
+    cases = [x["mistake"].case for x in cases_of(test_mistakes_are_found)]
+    how = {"kernels_of": lambda case: [kernel(*case)], "check": check_case, "like": kernels}
+    return mutants(run_folder / "block_factors_mistaken", MISTAKES, cases, **how)
+
+
 @pytest.mark.parametrize("mistake", MISTAKES, ids=str)
-def test_mistakes_are_found(kernels, mistake, tmp_path):
-    name = str(mistake)
-    config = HIGH if "rows" in name else WIDE
-    # Where each row has its own, and the thread reads those of columns after the multiplication.
-    is_of_rows = config == HIGH or name == "released_too_early"
-    blocks = BLOCKS["rows by rows" if is_of_rows else "rows by blocks"]
-    rows = scaled_rows(blocks, config)
-    wrong = Emulator(tmp_path, kernel(config, rows), mistakes=[mistake], like=kernels)
-    if "split" in name:
-        config += "_split3"
-    checks = functools.partial(check, wrong, blocks, config, m=520)
-    with pytest.raises((AssertionError, RuntimeError)):
-        any(checks(seed=seed) for seed in range(3))
+def test_mistakes_are_found(mistaken, mistake):
+    mistaken.mutant = MISTAKES.index(mistake) + 1
+    with pytest.raises((AssertionError, RuntimeError), match=WRONG):
+        any(check_case(mistaken, mistake.case, seed) for seed in range(3))

@@ -41,7 +41,7 @@ struct Pipeline {
   __device__ __forceinline__ uint32_t order(int group) const { return barriers + 8 * (2 * T::kStagesForTma + group); }
 
   // Each warp of a consumer by itself says that a stage is free, where its threads read what others do not.
-  static constexpr int kReleases = T::kIsScaled ? 4 : 1;  // mutant: released_by_one_warp
+  static constexpr int kReleases = T::kIsScaled ? 4 : 1;
 
   // By one thread. Its fence_mbarrier_init is left to the caller, who may have barriers of its own.
   // `loaders`: arrivals at `full`.
@@ -52,7 +52,7 @@ struct Pipeline {
     constexpr int kPeers = Config::kClusterM + Config::kClusterN - 1;
     for (int i = 0; i < T::kStagesForTma; ++i) {
       ptx::mbarrier_init(full(i), loaders);
-      ptx::mbarrier_init(empty(i), kReaders * kPeers * kReleases);
+      ptx::mbarrier_init(empty(i), kReaders * kPeers * kReleases);  // mutant: released_by_one_warp
     }
     for (int i = 0; i < Config::kConsumers; ++i) ptx::mbarrier_init(order(i), 4);
   }
