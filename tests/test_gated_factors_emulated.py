@@ -11,6 +11,7 @@ import pytest
 from emulated import Emulator, carried
 from kernel_instances import second_kernel, wgmma
 from mistakes import Mistake
+from mutants import mutants
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import epilogue
@@ -92,16 +93,16 @@ class Case:
         own = wgmma(CONFIGS[config], struct, TYPES, layout="00", scaled_rows=rows)
         return dataclasses.replace(own, definitions=function.definitions)
 
-    def bare_kernels(self):
-        """Of those that do not, and the one that does."""
+    def kernels(self, config):
+        """That of a config, or its bare one and the second that runs the function."""
+        if config in CONFIGS:
+            return [self.kernel(config)]
         (a, _), (b, _) = self.blocks
-        yield wgmma(
-            *("64, 96, 1, 1, 1, true, true", "Bare", TYPES),
-            **{"layout": "00", "scaled_rows": (64 if b % 64 == 0 else 1, 1)},
-        )
-        rows = 64 if a % 64 == 0 else 1, 128 if b % 128 == 0 else 1
-        yield wgmma(CONFIGS[PING_PONG], "Bare", TYPES, layout="00", scaled_rows=rows)
-        yield second_kernel(self.plan.problem.epilogue.function)
+        tile, rows = CONFIGS[PING_PONG], (64 if a % 64 == 0 else 1, 128 if b % 128 == 0 else 1)
+        if config == SWAPPED:
+            tile, rows = "64, 96, 1, 1, 1, true, true", (64 if b % 64 == 0 else 1, 1)
+        bare = wgmma(tile, "Bare", TYPES, layout="00", scaled_rows=rows)
+        return [bare, second_kernel(self.plan.problem.epilogue.function)]
 
     def check(self, emulator, config, seed=0):
         """All results; factors are powers of two, by which sums of integers stay exact."""
@@ -144,10 +145,10 @@ CASES = {
 
 
 @pytest.fixture(scope="session")
-def kernels(run_folder):
-    """Those of all tests here."""
-    sources = [case.kernel(config) for case in CASES.values() for config in CONFIGS]
-    sources += [kernel for case in CASES.values() for kernel in case.bare_kernels()]
+def kernels(run_folder, cases_of):
+    """The kernels of all cases that run."""
+    cases = [(CASES[x["name"]], x["config"]) for x in cases_of(test_configs)]
+    sources = [kernel for case, config in cases for kernel in case.kernels(config)]
     return Emulator(run_folder / "gated_factors", *map(carried, dict.fromkeys(sources)))
 
 
@@ -220,19 +221,26 @@ def test_derivative(kernels_behind, config):
 FACTORS = "kernels/wgmma/factors.cuh"
 MISTAKES = [
     Mistake(FACTORS, "the_first_matrixs", "is_up ? from.up_data : ", "", WIDE),
-    Mistake(
-        FACTORS, "rows_of_the_tiles", "turn / 2 * kRowsInTurn + row % kRowsInTurn", "row", WIDE
-    ),
-    Mistake(FACTORS, "one_too_late", "row", "(row - 1)", PING_PONG),
-    Mistake(FACTORS, "not_gated", "T::B::kExtent / 2", "0", PING_PONG),
+    Mistake(FACTORS, "rows_of_the_tiles", "turn / 2 * rows + row % rows", "row", WIDE),
+    Mistake(FACTORS, "one_too_late", "row /", "(row - 1) /", PING_PONG),
+    Mistake(FACTORS, "not_gated", "kRowsInTurn", "1 << 20", PING_PONG),
     Mistake(FACTORS, "columns_of_the_first_segment", "4 * (column / kColumnsOfFactor)", "0", WIDE),
     Mistake(FACTORS, "sums_of_the_first_half", "2 * i / kColumnsOfFactor", "0", PING_PONG),
 ]
+SHOWN = CASES["rows by blocks"]
+
+
+@pytest.fixture(scope="session")
+def mistaken(kernels, run_folder, cases_of):
+    """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
+    configs = [x["mistake"].case for x in cases_of(test_mistakes_are_found)]
+    how = {"kernels_of": lambda config: [carried(SHOWN.kernel(config))], "like": kernels}
+    folder = run_folder / "gated_factors_mistaken"
+    return mutants(folder, MISTAKES, configs, check=SHOWN.check, **how)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=str)
-def test_mistakes_are_found(kernels, mistake, tmp_path):
-    case, config = CASES["rows by blocks"], mistake.case
-    wrong = Emulator(tmp_path, carried(case.kernel(config)), mistakes=[mistake], like=kernels)
+def test_mistakes_are_found(mistaken, mistake):
+    mistaken.mutant = MISTAKES.index(mistake) + 1
     with pytest.raises((AssertionError, RuntimeError), match="not equal|Mismatched"):
-        any(case.check(wrong, config, seed) for seed in range(3))
+        any(SHOWN.check(mistaken, mistake.case, seed) for seed in range(3))

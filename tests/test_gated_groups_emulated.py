@@ -14,6 +14,7 @@ from emulated import Emulator, carried
 from emulated_checks import group_arrays
 from kernel_instances import wgmma_ragged
 from mistakes import Mistake
+from mutants import WRONG, mutants
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import grouped_epilogue
@@ -145,9 +146,9 @@ CASES = {
 
 
 @pytest.fixture(scope="session")
-def kernels(run_folder):
-    """Those of all tests here."""
-    sources = dict.fromkeys(case.kernel for case in CASES.values())
+def kernels(run_folder, cases_of):
+    """The kernels of all cases that run."""
+    sources = dict.fromkeys(CASES[x["name"]].kernel for x in cases_of(test_cases))
     return Emulator(run_folder / "gated_groups", *map(carried, sources))
 
 
@@ -172,15 +173,22 @@ MISTAKES = [
         KERNEL, "weights_of_the_first_columns", " + (gated ? chunk / 2 : chunk) * kColumns", ""
     ),
     Mistake(FACTORS, "gates_factors_twice", "turn % 2 == 1", "false"),
-    Mistake(FACTORS, "factors_as_if_gate_came_first", "64", "128"),
+    Mistake(FACTORS, "factors_as_if_gate_came_first", "kRowsInTurn", "128"),
     Mistake(KERNEL, "factors_of_the_first_group", "work.tokens.group", "0"),
     Mistake(KERNEL, "nobody_waits_for_them", "1 + kFactorThreads", "1"),
 ]
 
 
+@pytest.fixture(scope="session")
+def mistaken(kernels, run_folder):
+    """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
+    how = {"kernels_of": lambda case: [carried(case.kernel)], "like": kernels}
+    cases, folder = [CASES["rows by blocks"]], run_folder / "gated_groups_mistaken"
+    return mutants(folder, MISTAKES, cases, check=lambda made, case: case.check(made), **how)
+
+
 @pytest.mark.parametrize("mistake", MISTAKES, ids=str)
-def test_mistakes_are_found(kernels, mistake, tmp_path):
-    case = CASES["rows by blocks"]
-    wrong = Emulator(tmp_path, carried(case.kernel), mistakes=[mistake], like=kernels)
-    with pytest.raises((AssertionError, RuntimeError)):
-        case.check(wrong)
+def test_mistakes_are_found(mistaken, mistake):
+    mistaken.mutant = MISTAKES.index(mistake) + 1
+    with pytest.raises((AssertionError, RuntimeError), match=WRONG):
+        CASES["rows by blocks"].check(mistaken)

@@ -33,9 +33,10 @@ class FactorsOfTile {
       int row = (thread + kFactorThreads * i) * Tile::kScaledRows;
       bool is_up = false;
       if constexpr (kRowsInTurn > 0) {
-        const int turn = row / kRowsInTurn;                // mutant: one_too_late
-        is_up = turn % 2 == 1;                             // mutant: gates_factors_twice
-        row = turn / 2 * kRowsInTurn + row % kRowsInTurn;  // mutant: rows_of_the_tiles
+        const int rows = kRowsInTurn;        // mutant: not_gated, factors_as_if_gate_came_first
+        const int turn = row / rows;         // mutant: one_too_late
+        is_up = turn % 2 == 1;               // mutant: gates_factors_twice
+        row = turn / 2 * rows + row % rows;  // mutant: rows_of_the_tiles
       }
       row += first_row;
       const float* const data = (is_up ? from.up_data : from.data) + matrix;  // mutant: the_first_matrixs
@@ -97,8 +98,8 @@ class FactorLoader {
   // As the tile of a gated product is loaded: half of its columns of each matrix, or, of weights that are the
   // instruction's A, what a warpgroup multiplies at a time.
   static constexpr bool kSwapped = T::Config::kSwapped;
-  FactorsOfTile<typename T::A, Epilogue::kIsGated && kSwapped ? 64 : 0> a_;  // mutant: factors_as_if_gate_came_first
-  FactorsOfTile<typename T::B, Epilogue::kIsGated && !kSwapped ? T::B::kExtent / 2 : 0> b_;  // mutant: not_gated
+  FactorsOfTile<typename T::A, Epilogue::kIsGated && kSwapped ? 64 : 0> a_;
+  FactorsOfTile<typename T::B, Epilogue::kIsGated && !kSwapped ? T::B::kExtent / 2 : 0> b_;
 };
 
 // What a consumer's thread multiplies the sums of a k block by.
