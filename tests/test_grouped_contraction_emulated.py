@@ -10,6 +10,7 @@ from emulated import Emulator, carried
 from emulated_checks import group_arrays, ragged_problem
 from kernel_instances import wgmma, wgmma_ragged
 from mistakes import Mistake
+from mutants import WRONG, mutants
 
 from jax_tcgemm.kernels import nvrtc
 from jax_tcgemm.problem.dtypes import DTYPES
@@ -42,13 +43,14 @@ def kernel(blocks=None, instruction=f"{E4M3},{E4M3}"):
 
 
 @pytest.fixture(scope="session")
-def kernels(run_folder):
-    """Those of all tests here."""
-    sources = [kernel(blocks) for blocks in (None, *BLOCKS.values())]
+def kernels(run_folder, cases_of):
+    """The kernels of all tests here that run."""
+    names = [None, "rows by rows", *(x["blocks"] for x in cases_of(test_blocks))]
+    sources = [kernel(BLOCKS.get(name)) for name in names]
     types = f"{E5M2},{E5M2}", f"{E4M3},{E4M3} fast_accum", "s8,s8"
     sources += [kernel(instruction=x) for x in types]
     sources += [carried(wgmma(SHAPE, layout="00", kernel="ragged_kernel"))]
-    return Emulator(run_folder / "grouped_contraction", *sources)
+    return Emulator(run_folder / "grouped_contraction", *dict.fromkeys(sources))
 
 
 def draw_factors(rng, rows, tokens, block) -> tuple[BlockFactors, np.ndarray, np.ndarray]:
@@ -154,7 +156,7 @@ MISTAKES = [
     Mistake(KERNEL, "the_first_block_alone_is_cut", " || end < T::kTileK", ""),
     Mistake(KERNEL, "the_last_block_alone_is_cut", "begin > 0 || ", ""),
     Mistake(KERNEL, "not_as_it_is_swizzled", "(unit ^ row % 8)", "unit"),
-    Mistake(KERNEL, "rows_of_a_alone", " + T::B::kExtent", ""),
+    Mistake(KERNEL, "rows_of_a_alone", "row < kRows", "row < T::A::kExtent"),
     Mistake(KERNEL, "a_consumers_part_is_left_out", "consumer * 16", "16"),
     Mistake(KERNEL, "not_before_it_is_multiplied", "128", "0"),
     Mistake(
@@ -176,9 +178,23 @@ MISTAKES_OF_SUMS = [
 ]
 
 
-@pytest.mark.parametrize("mistake", [*MISTAKES, *MISTAKES_OF_SUMS], ids=str)
-def test_mistakes_are_found(kernels, mistake, tmp_path):
-    blocks = WHOLE["rows"] if mistake in MISTAKES_OF_SUMS else BLOCKS["rows by rows"]
-    wrong = Emulator(tmp_path, kernel(blocks), mistakes=[mistake], like=kernels)
-    with pytest.raises((AssertionError, RuntimeError)):
-        check(wrong, blocks)
+ALL_MISTAKES = [*MISTAKES, *MISTAKES_OF_SUMS]
+
+
+def blocks_of(mistake):
+    return WHOLE["rows"] if mistake in MISTAKES_OF_SUMS else BLOCKS["rows by rows"]
+
+
+@pytest.fixture(scope="session")
+def mistaken(kernels, run_folder, cases_of):
+    """Kernels that make one of ALL_MISTAKES, as `mutant` says, counted from 1."""
+    cases = [blocks_of(x["mistake"]) for x in cases_of(test_mistakes_are_found)]
+    how = {"kernels_of": lambda blocks: [kernel(blocks)], "check": check, "like": kernels}
+    return mutants(run_folder / "grouped_contraction_mistaken", ALL_MISTAKES, cases, **how)
+
+
+@pytest.mark.parametrize("mistake", ALL_MISTAKES, ids=str)
+def test_mistakes_are_found(mistaken, mistake):
+    mistaken.mutant = ALL_MISTAKES.index(mistake) + 1
+    with pytest.raises((AssertionError, RuntimeError), match=WRONG):
+        check(mistaken, blocks_of(mistake))

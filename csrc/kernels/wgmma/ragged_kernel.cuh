@@ -84,7 +84,6 @@ template <typename T>
 __device__ __forceinline__ void zero_other_tokens(uint32_t stage, int32_t begin, int32_t end, int consumer,
                                                   int thread_idx) {
   using Config = typename T::Config;
-  // mutant: rows_of_a_alone
   constexpr int kRows = T::A::kExtent + T::B::kExtent, kRowsAtOnce = 128 * Config::kConsumers / 8;
   constexpr int kTokensOfWord = 4 / sizeof(typename T::A::Element);
   static_assert(T::kABytes == T::A::kExtent * 128 && kRows % kRowsAtOnce == 0, "rows of B follow those of A");
@@ -98,7 +97,7 @@ __device__ __forceinline__ void zero_other_tokens(uint32_t stage, int32_t begin,
     kept[i] = static_cast<uint32_t>((uint64_t{1} << bits_before(end)) - (uint64_t{1} << bits_before(begin)));
   }
 #pragma unroll 4
-  // mutant: a_consumers_part_is_left_out
+  // mutant: a_consumers_part_is_left_out, rows_of_a_alone
   for (int row = consumer * 16 + thread_idx / 8; row < kRows; row += kRowsAtOnce) {
     const uint32_t address = stage + row * 128 + (unit ^ row % 8) * 16;  // mutant: not_as_it_is_swizzled
     const uint4 own = ptx::ld_shared_v4_u32(address);
