@@ -12,6 +12,7 @@ import ragged_reference as reference
 from emulated import Emulator, carried
 from kernel_instances import wgmma_ragged
 from mistakes import Mistake
+from mutants import mutants
 
 from jax_tcgemm.device import grouped, grouped_epilogue
 from jax_tcgemm.kernels import nvrtc
@@ -215,10 +216,15 @@ CASES = [(name, config) for name, call in CALLS.items() for config in call.confi
 
 
 @pytest.fixture(scope="session")
-def functions(run_folder):
-    """The kernels of all calls."""
-    kernels = dict.fromkeys(CALLS[name].kernel(config) for name, config in CASES)
-    return Emulator(run_folder / "grouped_functions", *map(carried, kernels))
+def functions(run_folder, cases_of):
+    """The kernels of all calls that run."""
+    cases = [(x["name"], x["config"]) for x in cases_of(test_function)]
+    return Emulator(run_folder / "grouped_functions", *(kernel_of(case) for case in cases))
+
+
+def kernel_of(case):
+    name, config = case
+    return carried(CALLS[name].kernel(config))
 
 
 @pytest.mark.parametrize(("name", "config"), CASES, ids=map("-".join, CASES))
@@ -252,7 +258,7 @@ MISTAKES = [
         "params.m",
         ("everything", SECOND),
     ),
-    Mistake(TILE, "columns_not_bounded", "< params_", "<= params_", ("everything", FIRST)),
+    Mistake(TILE, "columns_not_bounded", "n < params_.n", "n <= params_.n", ("everything", FIRST)),
     Mistake(TILE, "operands_of_the_first_group", "inner(group)", "inner(0)", ("everything", FIRST)),
     Mistake(TILE, "operands_of_the_first_entry", "outer(entry)", "outer(0)", ("batches", FIRST)),
     Mistake(TILE, "results_of_the_first_entry", "idx(entry)", "idx(0)", ("batches", FIRST)),
@@ -284,10 +290,21 @@ MISTAKES = [
 ]
 
 
+def check(emulator, case):
+    name, config = case
+    CALLS[name].check(emulator, config)
+
+
+@pytest.fixture(scope="session")
+def mistaken(functions, run_folder, cases_of):
+    """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
+    cases = [x["mistake"].case for x in cases_of(test_mistakes_are_found)]
+    how = {"kernels_of": lambda case: [kernel_of(case)], "check": check, "like": functions}
+    return mutants(run_folder / "grouped_functions_mistaken", MISTAKES, cases, **how)
+
+
 @pytest.mark.parametrize("mistake", MISTAKES, ids=str)
-def test_mistakes_are_found(functions, mistake, tmp_path):
-    case, config = mistake.case
-    kernels = carried(CALLS[case].kernel(config))
-    wrong = Emulator(tmp_path, kernels, mistakes=[mistake], like=functions)
+def test_mistakes_are_found(mistaken, mistake):
+    mistaken.mutant = MISTAKES.index(mistake) + 1
     with pytest.raises((AssertionError, RuntimeError), match="not equal|wrote outside|Mismatched"):
-        CALLS[case].check(wrong, config)
+        check(mistaken, mistake.case)
