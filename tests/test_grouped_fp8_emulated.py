@@ -13,6 +13,7 @@ from emulated import Emulator, carried
 from emulated_checks import group_arrays, ragged_problem
 from kernel_instances import wgmma_ragged
 from mistakes import Mistake
+from mutants import WRONG, mutants
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import grouped_epilogue
@@ -52,9 +53,11 @@ def kernel(config, blocks=None, instruction=f"{E4M3},{E4M3}"):
 
 
 @pytest.fixture(scope="session")
-def kernels(run_folder):
-    """Those of all tests here."""
-    sources = [kernel(x, blocks) for x in CONFIGS for blocks in (None, *BLOCKS.values())]
+def kernels(run_folder, cases_of):
+    """The kernels of all tests here that run."""
+    cases = [(x["config"], BLOCKS.get(x["blocks"])) for x in cases_of(test_configs)]
+    cases += [(x, BLOCKS["rows by blocks"]) for x in CONFIGS] + [(NARROW, None)]
+    sources = [kernel(*case) for case in cases]
     types = f"{E5M2},{E5M2}", f"{E4M3},{E4M3} fast_accum"
     sources += [kernel(NARROW, instruction=x) for x in types]
     sources += [kernel(x, instruction="s8,s8") for x in CONFIGS]
@@ -217,34 +220,41 @@ def test_compiles_without_faults(types, rows):
 
 
 KERNEL, MULTIPLY = (f"kernels/wgmma/{name}.cuh" for name in ("ragged_kernel", "multiply"))
+# The narrow one has fewer widths to compile, and one part.
+ONE_PART, PARTS = ((x, "rows by blocks") for x in (NARROW, WIDE))
 MISTAKES = [
-    Mistake(KERNEL, "factors_of_the_first_group", "work.tokens.group", "0"),
-    Mistake(KERNEL, "factors_of_the_first_tokens", "work.n_idx", "0"),
-    Mistake(KERNEL, "factors_of_the_first_columns", "work.m_idx", "0"),
-    Mistake(KERNEL, "nobody_waits_for_them", "1 + kFactorThreads", "1"),
-    Mistake(KERNEL, "another_stages", "state.stage", "0"),
+    Mistake(KERNEL, "factors_of_the_first_group", "work.tokens.group", "0", ONE_PART),
+    Mistake(KERNEL, "factors_of_the_first_tokens", "work.n_idx", "0", ONE_PART),
+    Mistake(KERNEL, "factors_of_the_first_columns", "work.m_idx", "0", ONE_PART),
+    Mistake(KERNEL, "nobody_waits_for_them", "1 + kFactorThreads", "1", ONE_PART),
+    Mistake(KERNEL, "another_stages", "state.stage", "0", ONE_PART),
     Mistake(
-        KERNEL, "released_twice", "T::kIsScaled ? thread_idx % 32 : thread_idx", "thread_idx % 32"
+        KERNEL,
+        "released_twice",
+        "T::kIsScaled ? thread_idx % 32 : thread_idx",
+        "thread_idx % 32",
+        (NARROW, None),
     ),
-    Mistake(KERNEL, "sums_of_the_tile_before", "acc", "if (block > 0) acc"),
-    Mistake(MULTIPLY, "half_of_the_columns", " + column * 128", "", WIDE),
-    Mistake(MULTIPLY, "released_after_the_first_part", "column + kColumns >= kWidth", "true", WIDE),
+    Mistake(
+        KERNEL,
+        "sums_of_the_tile_before",
+        "acc[block][i] = 0.0f;",
+        "if (block > 0) acc[block][i] = 0.0f;",
+        ONE_PART,
+    ),
+    Mistake(MULTIPLY, "half_of_the_columns", " + column * 128", "", PARTS),
+    Mistake(
+        MULTIPLY, "released_after_the_first_part", "column + kColumns >= kWidth", "true", PARTS
+    ),
 ]
-
-
-@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
-def test_mistakes_are_found(kernels, mistake, tmp_path):
-    blocks = None if mistake.marker == "released_twice" else BLOCKS["rows by blocks"]
-    # The narrow one has fewer widths to compile, and one part.
-    config = mistake.case or NARROW
-    wrong = Emulator(tmp_path, kernel(config, blocks), mistakes=[mistake], like=kernels)
-    with pytest.raises((AssertionError, RuntimeError)):
-        check(wrong, config, blocks, [*SIZES, 130])
-
-
 FUNCTION, STORE = "epilogue/function.cuh", "kernels/wgmma/function_store.cuh"
 MISTAKES_OF_FUNCTIONS = [
-    Mistake(FUNCTION, "the_row_before_the_last", "params.n) - 1", "1) - 2"),
+    Mistake(
+        FUNCTION,
+        "the_row_before_the_last",
+        "(along == Along::kM ? batch.m_end : params.n) - 1",
+        "(along == Along::kM ? batch.m_end : 1) - 2",
+    ),
     Mistake(STORE, "a_part_is_left_out", "8 * kFirst", "8 * kFirst + 40"),
     Mistake(
         "kernels/wgmma/ragged_function.cuh",
@@ -255,8 +265,41 @@ MISTAKES_OF_FUNCTIONS = [
 ]
 
 
+ALL_MISTAKES = [*MISTAKES, *MISTAKES_OF_FUNCTIONS]
+
+
+def kernels_of(case):
+    return [planned_kernel() if case is None else kernel(case[0], BLOCKS.get(case[1]))]
+
+
+def check_case(emulator, case):
+    """A case of a mistake, of a plan where it is None."""
+    if case is None:
+        return check_planned(emulator)
+    config, blocks = case
+    check(emulator, config, BLOCKS.get(blocks), [*SIZES, 130])
+
+
+@pytest.fixture(scope="session")
+def mistaken(kernels, run_folder, cases_of):
+    """Kernels that make one of ALL_MISTAKES, as `mutant` says, counted from 1."""
+    tests = test_mistakes_are_found, test_mistakes_of_functions_are_found
+    cases = [x["mistake"].case for test in tests for x in cases_of(test)]
+    how = {"kernels_of": kernels_of, "check": check_case, "like": kernels}
+    return mutants(run_folder / "grouped_fp8_mistaken", ALL_MISTAKES, cases, **how)
+
+
+def check_found(mistaken, mistake):
+    mistaken.mutant = ALL_MISTAKES.index(mistake) + 1
+    with pytest.raises((AssertionError, RuntimeError), match=WRONG):
+        check_case(mistaken, mistake.case)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_mistakes_are_found(mistaken, mistake):
+    check_found(mistaken, mistake)
+
+
 @pytest.mark.parametrize("mistake", MISTAKES_OF_FUNCTIONS, ids=str)
-def test_mistakes_of_functions_are_found(kernels, mistake, tmp_path):
-    wrong = Emulator(tmp_path, planned_kernel(), mistakes=[mistake], like=kernels)
-    with pytest.raises((AssertionError, RuntimeError)):
-        check_planned(wrong)
+def test_mistakes_of_functions_are_found(mistaken, mistake):
+    check_found(mistaken, mistake)
