@@ -389,19 +389,21 @@ class Emulator:
         loose_warpgroups: bool = False,
         last_cluster_first: bool = False,
         in_place_of: str | None = None,
+        same: dict[str, str] | None = None,
     ) -> list[np.ndarray]:
         """The results of one call, D first; RuntimeError with what the machine found wrong.
 
         `arrays` are flat or not, by the names of the FFI operands. Before the call, results are
         NaN, and so is what lies around operands. What lies around results must stay as it is.
-        D takes the place of the operand `in_place_of` in memory. Clusters run one after another,
-        with `last_cluster_first` in the reverse order.
+        D takes the place of the operand `in_place_of` in memory; operands in `same` take those of
+        others. Clusters run one after another, with `last_cluster_first` in the reverse order.
         """
         outputs = _outputs(problem)
         places = {name: _guarded(array) for name, array in arrays.items()}
         for name, (shape, dtype) in outputs.items():
             poison = np.full(shape, _poison(np.dtype(dtype)), dtype)
             places[name] = _guarded(poison)
+        places |= {name: places[other] for name, other in (same or {}).items()}
         if in_place_of is not None:
             places["d"] = places[in_place_of]
         fields = problem.query() | {

@@ -156,7 +156,7 @@ class Gemm:
         attributes["alpha"] = float(one_of(rng, [1, 1, 2, -1]))
         attributes["beta"] = float(one_of(rng, [0, 0, 1, -1]))
         attributes["factors"] = []
-        attributes |= _NO_EPILOGUE
+        attributes |= {"symmetric": False} | _NO_EPILOGUE
         sizes = []
         for side, (rows, columns) in (("a", (m, k)), ("b", (k, n))):
             transposed = flip(rng)

@@ -135,6 +135,7 @@ class Call:
             "beta": np.float64(self.beta),
             **{name: np.int64(value) for name, value in integers.items()},
             "factors": Numbers.of([]),
+            "symmetric": False,
             **Epilogue().attributes(),
             **dict(self.overrides),
         }

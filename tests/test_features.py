@@ -139,7 +139,7 @@ DECLARED = {
 # Fields that every implementation must look at, or that say more of a feature.
 PLAIN = {
     "gemm": "compute batch batch_inner m n k a_transposed b_transposed a_ld a_outer_stride "
-    "a_inner_stride b_ld b_outer_stride b_inner_stride up_offset function_library "
+    "a_inner_stride b_ld b_outer_stride b_inner_stride up_offset symmetric function_library "
     "function_reads function_indices function_results",
     "ragged": "form compute batch m n k groups num_sizes b_transposed a_batched b_batched "
     "sizes_batched a_rows function_library function_reads function_indices function_results",

@@ -29,7 +29,14 @@ GEMM = ABI | {
 }
 GEMM |= {"a_transposed": False, "a_ld": 4, "a_outer_stride": 0, "a_inner_stride": 0}
 GEMM |= {"b_transposed": False, "b_ld": 3, "b_outer_stride": 0, "b_inner_stride": 0}
-GEMM |= {"alpha": 1.0, "beta": 0.0, "factors": [], "gated": False, "up_offset": 0}
+GEMM |= {
+    "alpha": 1.0,
+    "beta": 0.0,
+    "factors": [],
+    "symmetric": False,
+    "gated": False,
+    "up_offset": 0,
+}
 NO_FUNCTION = {"function": "", "function_reads": [], "function_indices": [], "function_results": []}
 # Results of a function: bytes of an element, form, and neighbours that are reduced to one.
 WHOLE, BESIDE, BY_COLUMNS = (4, 0, 1), (4, 3, 1), (4, 1, 8)

@@ -165,6 +165,7 @@ struct Problem {
   double beta = 0.0;  // 0: C is never read
   Epilogue epilogue;
   ProductFactors factors;
+  bool symmetric = false;  // every D[b] is its own transpose: tiles above the diagonal need not be computed
 
   bool has_two_b() const { return epilogue.gated; }
   int64_t d_rows() const { return epilogue.function.array_rows(0, m); }
@@ -204,6 +205,7 @@ void visit_fields(Problem& p, Visit&& visit) {
   visit("factors", p.factors.numbers);
   visit("gated", p.epilogue.gated);
   visit("up_offset", p.epilogue.up_offset);
+  visit("symmetric", p.symmetric);
   visit_fields(p.epilogue.function, visit);
 }
 

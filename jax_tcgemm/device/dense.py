@@ -40,6 +40,8 @@ class Product:
       dimension_numbers: as of `lax.dot_general`.
       permutation: order of the result's dimensions.
       precision: as `precision.canonical_precision` returns it.
+      symmetric: whether the matrices of the result are known to be symmetric, as of an array and
+        its own transpose.
     """
 
     options: CallOptions
@@ -52,6 +54,7 @@ class Product:
     dimension_numbers: tuple
     permutation: tuple[int, ...]
     precision: object
+    symmetric: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,7 +274,29 @@ def fold_product(
         out_dtype=DTYPE_NAMES[numerics.out_dtype],
         compute=numerics.compute,
     )
+    if product.symmetric and _is_of_transposes(problem, folded, numerics):
+        problem = dataclasses.replace(problem, symmetric=True)
     return numerics, folded, problem
+
+
+# Rows of a symmetric result from which on half of it is worth computing alone.
+_LEAST_SYMMETRIC = 256
+
+
+def _is_of_transposes(problem: Problem, folded: Fold, numerics: Numerics) -> bool:
+    """Whether B lies as the transpose of A does, in large matrices of real numbers.
+
+    Then, of a result that is known to be symmetric, the folded matrices are symmetric, too.
+    """
+    a, b = problem.a, problem.b
+    is_complex = numerics.parts is not None and numerics.parts.is_complex
+    return (
+        problem.m == problem.n >= _LEAST_SYMMETRIC
+        and a == dataclasses.replace(b, transposed=not b.transposed)
+        and folded.lhs_order == folded.rhs_order
+        and folded.result_order is None
+        and not is_complex
+    )
 
 
 def _promoted(numerics: Numerics, options: CallOptions, device: selection.Device) -> Numerics:

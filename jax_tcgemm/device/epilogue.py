@@ -54,6 +54,8 @@ class Product:
         which it lies like that; XLA copies it first where it is needed afterwards. None: no such.
       scales: those of blocks of both operands, which follow these; or None. Of a gated product
         those of one of its matrices.
+      symmetric: whether the operands of the function are symmetric matrices, so that of a symmetric
+        product results are, too.
     """
 
     product: dense.Product
@@ -63,6 +65,7 @@ class Product:
     pair: int | None = None
     in_place: int | None = None
     scales: tuple[BlockScales, BlockScales] | None = None
+    symmetric: bool = False
 
     @property
     def num_accumulators(self) -> int:
@@ -151,6 +154,8 @@ def _scaled_plan(product: Product, device: selection.Device) -> Plan | None:
         return None
     operands = () if scaling.residual is None else (scaling.residual,)
     problem = dataclasses.replace(problem, alpha=scaling.alpha, beta=float(len(operands)))
+    # No kernel computes half of a result and scales it without a function.
+    problem = dataclasses.replace(problem, symmetric=problem.symmetric and problem.is_bare)
     nominal = dense.of_nominal_rows(problem, fold, bare.options)
     choice = selection.select(bare.options, problem, device, nominal=nominal)
     product = dataclasses.replace(product, product=bare)
@@ -282,7 +287,17 @@ def _folded(product: Product, device: selection.Device):
         return f"no implementation makes {function.results[0].dtype}"
     epilogue = dataclasses.replace(problem.epilogue, function=function)
     problem = dataclasses.replace(problem, out_dtype=out_dtype, epilogue=epilogue)
-    return numerics, fold, problem, operands, levels
+    symmetric = problem.symmetric and _keeps_symmetry(product, function)
+    return numerics, fold, dataclasses.replace(problem, symmetric=symmetric), operands, levels
+
+
+def _keeps_symmetry(product: Product, function: Function) -> bool:
+    """Whether a function makes one symmetric matrix of another."""
+    is_plain = product.num_accumulators == 1 and product.scales is None
+    is_one = len(function.results) == 1 and not function.results[0].over
+    of_numbers = all(strides.along == "kNothing" for _, _, strides in function.reads)
+    is_told = product.symmetric or of_numbers
+    return is_plain and is_one and is_told and not function.indices
 
 
 def _one_of_stacked(product: Product) -> dense.Product | None:

@@ -388,7 +388,7 @@ def _plan(eqn, device):
     avals = [v.aval for v in eqn.invars]
     outs = [v.aval for v in eqn.outvars]
     obstacle = lowering.obstacle_of(device.platform, *avals, *outs)
-    one_device = [*avals, *outs]
+    one_device, params = [*avals, *outs], eqn.params
     if not obstacle and partitioning.has_explicit_axes(*avals):
         if rules is blas:
             obstacle = blas.DIVIDED
@@ -400,11 +400,24 @@ def _plan(eqn, device):
         if not obstacle:
             division = rules.division_of(*avals, eqn.params)
             one_device = partitioning.shards(division, avals, outs)
+            if rules is epilogue_primitive:
+                params = params | {"encoding": params["encoding"].unsharded()}
             if rules is epilogue_primitive and partitioning.waits_for_sum(division, avals, outs):
                 obstacle = "what follows the product waits for its sum over devices"
     num_types = len(avals) + (rules not in _BY_UNFUSED)
-    product = rules.product_of(*one_device[:num_types], eqn.params)
+    product = rules.product_of(*one_device[:num_types], params)
+    if one_device[: len(avals)] == avals:
+        product = _of_values(rules, product, eqn)
     return planner.make_plan(product, device, obstacle)
+
+
+def _of_values(rules, product, eqn):
+    """The product of an equation's operands, two of which may be one array."""
+    if rules is primitive:
+        return primitive.of_values(product, *eqn.invars)
+    if rules is epilogue_primitive:
+        return epilogue_primitive.of_values(product, eqn.invars, eqn.params)
+    return product
 
 
 def _code(plan) -> str:

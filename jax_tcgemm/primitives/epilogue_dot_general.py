@@ -307,6 +307,12 @@ def _carry_out(plan, *arguments) -> list[jax.Array]:
     return (packed_epilogue if is_packed else epilogue).product_with_epilogue(plan, *arguments)
 
 
+def of_values(product: Product, operands: Sequence, params) -> Product:
+    """Describe the product of these operands, two of which may be one array."""
+    encoding = params["encoding"]
+    return encoding.of_values(product, _split(operands, encoding)[0])
+
+
 def division_of(*avals_and_params) -> partitioning.Division:
     """Describe how devices may divide a call: as the encoding and the function allow.
 
@@ -384,6 +390,7 @@ functions.define_lowering(
     division_of=division_of,
     obstacle_to_division=obstacle_to_division,
     carry_out=_carry_out,
+    of_values=of_values,
     reading=READING,
     unfused_on_gpu=unfused_on_gpu,
 )

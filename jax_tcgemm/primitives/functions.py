@@ -69,6 +69,7 @@ def define_lowering(
     division_of: Callable,
     obstacle_to_division: Callable,
     carry_out: Callable,
+    of_values: Callable | None = None,
     reading: Reading | None = None,
     unfused_on_gpu: Callable | None = None,
 ) -> None:
@@ -83,6 +84,8 @@ def define_lowering(
       obstacle_to_division: of the types, the product, the parameters and the device, why they do
         not divide it as one.
       carry_out: of a plan that is fused and the operands, the results.
+      of_values: of the product, the operands and the parameters, the product of such operands,
+        two of which may be one array; None where that is the same.
       reading: as of `lowering.register`.
       unfused_on_gpu: what takes the place of `unfused` on a GPU; None where that runs there, too.
     """
@@ -93,8 +96,9 @@ def define_lowering(
             obstacle = obstacle_to_division(ctx.avals_in, product, params, device)
             if not obstacle:
                 return partitioning.lower(ctx, operands, division_of(*ctx.avals_in, params))
+        product = of_values(product, operands, params) if of_values else product
         plan = make_plan(product, device, obstacle)
-        key = lowering.key_of(primitive, params, plan.choice)
+        key = lowering.key_of(primitive, params, plan)
         run = unfused_on_gpu if unfused_on_gpu and device.platform == "cuda" else unfused
         on_device = functools.partial(run, **params)
         if plan.is_fused:

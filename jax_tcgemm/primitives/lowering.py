@@ -93,17 +93,18 @@ def _read_through(ctx, operands, params, reading: Reading):
     return ctx.replace(avals_in=list(avals)), operands, reading.with_layout(params, layout)
 
 
-def key_of(primitive: core.Primitive, params, choice: selection.Choice) -> Hashable:
+def key_of(primitive: core.Primitive, params, plan) -> Hashable:
     """What tells one lowered call from another, of operands of the same types.
 
     Args:
       primitive: the primitive.
       params: its parameters.
-      choice: what runs the call, or that it is run unfused.
+      plan: how the call runs: its problem and what is chosen for it.
     """
+    choice: selection.Choice = plan.choice
     own = choice.implementation, choice.config, choice.workspace_bytes, choice.kernels
     abi = None if choice.implementation == selection.XLA else selection.abi_of(own[0])
-    return primitive, tuple(params.items()), own, abi
+    return primitive, tuple(params.items()), plan.problem, own, abi
 
 
 def obstacle_of(platform: str, *avals) -> str:

@@ -67,7 +67,8 @@ def numbers_of(factors: tuple[BlockFactors, BlockFactors] | None) -> Numbers:
 class Problem:
     """A batched product over flat buffers; D and C are packed (batch, m, n).
 
-    A D that another result lies beside is (batch, m, 2, n).
+    A D that another result lies beside is (batch, m, 2, n). `symmetric`: every D[b] is its own
+    transpose, so that an implementation may compute half of it.
     """
 
     batch: int
@@ -83,6 +84,7 @@ class Problem:
     beta: float = 0.0
     epilogue: Epilogue = BARE
     factors: tuple[BlockFactors, BlockFactors] | None = None
+    symmetric: bool = False
 
     kind: ClassVar[str] = "gemm"
 
@@ -139,7 +141,7 @@ class Problem:
 
         own = packed(own, False, self.k)
         other = packed(other, not is_kn, extent if is_kn else self.k)
-        changed = {"batch": 1, "batch_inner": 1}
+        changed = {"batch": 1, "batch_inner": 1, "symmetric": False}
         if keeps_columns:
             return dataclasses.replace(self, **changed, n=rows, a=other, b=own)
         return dataclasses.replace(self, **changed, m=rows, n=extent, a=own, b=other)
@@ -194,6 +196,7 @@ class Problem:
             "alpha": self.alpha,
             "beta": self.beta,
             "factors": numbers_of(self.factors),
+            "symmetric": self.symmetric,
             **self.epilogue.attributes(),
         }
 
@@ -218,9 +221,13 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Real multiplications and additions: 2 for a product of two real numbers."""
+        """Real multiplications and additions: 2 for a product of two real numbers.
+
+        Of a symmetric D those of the elements on and below the diagonal.
+        """
         per_product = 8 if self.out_dtype in ("c64", "c128") else 2
-        return per_product * self.batch * self.m * self.n * self.num_b * self.k
+        elements = self.m * (self.m + 1) // 2 if self.symmetric else self.m * self.n
+        return per_product * self.batch * elements * self.num_b * self.k
 
     @property
     def bytes(self) -> int:
@@ -257,4 +264,6 @@ class Problem:
         if self.factors:
             a, b = map(BlockFactors.text, self.factors, ((self.m, self.k), (self.n, self.k)))
             epilogue = f" scaled {a} by {b}{epilogue}"
+        if self.symmetric:
+            epilogue = f" symmetric{epilogue}"
         return f"{batch}{self.m}x{self.n}x{self.k} {self.layout} {types}{epilogue}"

@@ -324,9 +324,9 @@ def reason_to_stay(options: CallOptions, problem: Problem, device: Device) -> st
     XLA chooses layouts for its own products, and fuses with some what is around them, which a call
     ends: more than what shipped tables say that it gains. So a call must gain much: rows do not
     begin on 16 bytes, where XLA's products take two to five times as long; or the user has tuned
-    the product.
+    the product. Or half of the result is the other's transpose, which XLA computes, too.
     """
-    if not options.is_accelerated or device.platform != "cuda":
+    if not options.is_accelerated or device.platform != "cuda" or problem.symmetric:
         return ""
     if tables.is_tuned(problem, device.key) or not (problem.a.is_aligned and problem.b.is_aligned):
         return ""

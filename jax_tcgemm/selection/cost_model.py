@@ -294,7 +294,7 @@ def _cublaslt_us(
 
     `kernel`: their times for the problem itself, which are used again where it is bare.
     """
-    bare = dataclasses.replace(p, alpha=1.0, beta=0.0, epilogue=BARE)
+    bare = dataclasses.replace(p, alpha=1.0, beta=0.0, epilogue=BARE, symmetric=False)
     if not (p.a.is_aligned and p.b.is_aligned):
         us = library_cost.cublaslt_misaligned_us(bare, num_sms, c.libraries)
     else:
@@ -332,6 +332,7 @@ class _Walk(NamedTuple):
     d_tile_n: np.ndarray  # columns of D in a tile
     waves: np.ndarray
     busy: np.ndarray  # the part of the SMs that have a tile
+    is_half: np.ndarray  # whether tiles above the diagonal of a symmetric D are not computed
 
     def stored_bytes(self, p: Problem) -> np.ndarray:
         """Of an element that the kernel stores."""
@@ -357,13 +358,31 @@ def _walk(p: Problem, num_sms: int, x: _Configs) -> _Walk:
     m, n = _sides(p, x)
     tiles_m = np.ceil(m / (x.tile_m * x.cluster_m))
     tiles_n = np.ceil(n / (d_tile_n * x.cluster_n))
-    tiles = tiles_m * tiles_n * max(p.batch, 1) * x.splits
+    is_half, triangle = _triangle(p, x, is_summed)
+    tiles = np.where(is_half, triangle, tiles_m * tiles_n) * max(p.batch, 1) * x.splits
     # A GPC has a number of SMs that need not divide by four: of most H200s' 132 SMs, 30 clusters of
     # four and 15 of eight ran at once, of one's 28 of four.
     slots = np.maximum(np.where(cluster > 2, num_sms * 0.91, num_sms) // cluster, 1)
     waves = np.ceil(tiles / slots)
     busy = np.minimum(tiles, slots) * cluster / num_sms
-    return _Walk(p.is_bare, in_kernel, is_summed, launches, d_tile_n, waves, busy)
+    return _Walk(p.is_bare, in_kernel, is_summed, launches, d_tile_n, waves, busy, is_half)
+
+
+def _triangle(p: Problem, x: _Configs, is_summed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Whether a config computes half of a symmetric D, and in how many tiles of a cluster.
+
+    As runs_symmetric() in csrc/kernels/wgmma/wgmma.cc and Tiles in launch.cc have it.
+    """
+    rows, columns = x.tile_m * x.cluster_m, x.tile_n * x.cluster_n
+    square = np.maximum(rows, columns)
+    divides = (square % rows == 0) & (square % columns == 0)
+    runs = p.symmetric & ~x.swapped & divides & (p.factors is None) & (p.num_b == 1)
+    if p.function is not None:
+        is_one = len(p.function.results) == 1 and not p.function.results[0].over
+        runs = runs & (is_summed | is_one)
+    side = np.ceil(p.m / square)
+    tiles = np.ceil(side / 2) * (side + 1 - side % 2) * (square / rows) * (square / columns)
+    return runs, tiles
 
 
 def _sides(p: Problem, x: _Configs) -> tuple[np.ndarray, np.ndarray]:
@@ -496,7 +515,10 @@ def _compute_us(
     store = x.tile_m * turns * 128 / 1024 / c.epilogue_kib_per_us
     share_kib = x.tile_m * x.tile_n / shares / 1024
     exchange = (x.cluster_k - 1) * share_kib * 4 / c.exchange_kib_per_us
-    store = store * np.where(x.ping_pong, 2, 1) + walk.is_unaligned(p) * c.unaligned_tile_us
+    store = (
+        store * np.where(x.ping_pong, 2, 1) * np.where(walk.is_half, 2, 1)
+        + walk.is_unaligned(p) * c.unaligned_tile_us
+    )
     epilogue = c.epilogue_us + exchange + store
     exchanged = mainloop
     if p.function is not None:

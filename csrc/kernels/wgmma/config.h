@@ -18,6 +18,11 @@ struct Config {
   static constexpr int kThreads = kShape.threads();
   static constexpr int kTilesAlongLonger = kShape.tiles_along_longer();
   static constexpr bool kRunsGated = kShape.runs_gated();
+  // Of a symmetric D: the tiles of a cluster that make a square, one of which is 1.
+  static constexpr int kSquareM = kShape.symmetric_side() / (kTileM * kClusterM);
+  static constexpr int kSquareN = kShape.symmetric_side() / (kTileN * kClusterN);
+  // Stores a tile transposed.
+  using Mirrored = Config<kTileM, kTileN, kClusterM, kClusterN, kClusterK, kPingPong, !kSwapped>;
   static_assert(kConsumers >= 2, "a cooperative tile has at least 128 rows");
   static_assert(kSharers == 1 || kClusterK == 1, "the blocks of a cluster share operands or split K");
 };

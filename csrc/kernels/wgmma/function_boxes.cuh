@@ -51,22 +51,23 @@ struct BoxPlan {
   static constexpr int kStages = kHasAny ? (kSteps + kStepsOfStage - 1) / kStepsOfStage : 0;
 };
 
-template <typename T, typename Epilogue>
+template <typename T, typename Epilogue, bool = Epilogue::kIsFunction>
 struct BoxesOf {
   static constexpr bool kHasAny = false;
 };
-template <typename T, typename Code>
-struct BoxesOf<T, Function<Code>> : BoxPlan<T, Code> {
+template <typename T, typename Epilogue>
+struct BoxesOf<T, Epilogue, true> : BoxPlan<T, typename Epilogue::Code> {
   // Of the ring, for a tile.
-  static __device__ __forceinline__ int stages(const Params<Function<Code>>& params) {
+  static __device__ __forceinline__ int stages(const Params<Epilogue>& params) {
     return params.epilogue.values.in_boxes ? BoxesOf::kStages : 0;
   }
 };
 
 // The producer's part: loads stage number `number` of those of a tile.
-template <typename T, typename Code>
-__device__ __forceinline__ void load_boxes(const Params<Function<Code>>& params, const Work& work, uint32_t shared,
+template <typename T, typename Epilogue>
+__device__ __forceinline__ void load_boxes(const Params<Epilogue>& params, const Work& work, uint32_t shared,
                                            uint32_t barrier, int number) {
+  using Code = typename Epilogue::Code;
   using Plan = BoxPlan<T, Code>;
   const epilogue::FunctionParams& values = params.epilogue.values;
   const epilogue::BatchPlace batch(values, work.batch_idx);

@@ -214,17 +214,16 @@ class FunctionOfTile {
 };
 
 // That of a kernel's warpgroup, if it has one.
-template <typename T, typename Epilogue>
+template <typename T, typename Epilogue, bool = Epilogue::kIsFunction>
 struct EpilogueOfTile {
   __device__ __forceinline__ EpilogueOfTile(const Epilogue&, int32_t, int32_t, int32_t) {}
 };
 template <typename T>
 inline constexpr int kSumsOfTile = (T::Config::kClusterK > 1 ? T::Share::kTileN : T::Config::kTileN) / 2;
-template <typename T, typename Code>
-struct EpilogueOfTile<T, Function<Code>>
-    : FunctionOfTile<Code, T::Config::kSwapped, T::kBlocksM, kSumsOfTile<T>, BoxedPart<T, Code>> {
-  __device__ __forceinline__ EpilogueOfTile(const Function<Code>& epilogue, int32_t m_idx, int32_t n_idx,
-                                            int32_t batch_idx)
+template <typename T, typename Epilogue>
+struct EpilogueOfTile<T, Epilogue, true> : FunctionOfTile<typename Epilogue::Code, T::Config::kSwapped, T::kBlocksM,
+                                                          kSumsOfTile<T>, BoxedPart<T, typename Epilogue::Code>> {
+  __device__ __forceinline__ EpilogueOfTile(const Epilogue& epilogue, int32_t m_idx, int32_t n_idx, int32_t batch_idx)
       : EpilogueOfTile::FunctionOfTile(epilogue.values, m_idx, n_idx, {epilogue.values, batch_idx}) {}
 };
 

@@ -37,6 +37,13 @@ struct Shape {
   // Whether it multiplies by the two matrices of a gated product: each block of a pair loads one matrix's half of the
   // tile, 64 columns or more.
   constexpr bool runs_gated() const { return !swapped && tile_n % 128 == 0 && cluster_m == 2; }
+  // The squares that a symmetric D is divided into: a cluster's tiles are as long as one along one side of it, and an
+  // equal part of it along the other. 0: none.
+  constexpr int symmetric_side() const {
+    const int rows = tile_m * cluster_m, columns = tile_n * cluster_n, longer = rows > columns ? rows : columns;
+    const bool divides = longer % rows == 0 && longer % columns == 0;
+    return swapped || !divides ? 0 : longer;
+  }
   // Inside a batch entry, the walk takes this many tiles along the longer side of D before it moves one on along the
   // other. Blocks without clusters fill one GPC after the other, 16 SMs that get a line of L2 together if they ask for
   // it at about the same time: of four by four tiles each panel goes to four. Clusters are dealt to GPCs in turns, so

@@ -31,6 +31,9 @@ struct Instance {
 
 inline constexpr const char* kBareText = "Bare";
 inline std::string function_text(const std::string& name) { return "Function<tcgemm::elementwise::" + name + ">"; }
+inline std::string symmetric_text(const std::string& epilogue) {
+  return "Symmetric<tcgemm::wgmma_family::" + epilogue + ">";
+}
 
 inline std::string config_text(const Shape& shape) {
   return "tcgemm::wgmma_family::Config<" +

@@ -230,8 +230,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
 
       const int32_t m_idx = work.m_idx + first_row;
       const auto store_sums = [&](auto tile, auto& sums, int32_t n_idx) {
-        store_tile<decltype(tile), T::kTmaStoreBuffers>(sums, params, store_buffers, buffer_idx, m_idx, n_idx,
-                                                        work.split_idx * params.batch + work.batch_idx, barrier_id);
+        const int32_t d_batch_idx = work.split_idx * params.batch + work.batch_idx;
+        store_tile<decltype(tile), T::kTmaStoreBuffers>(sums, params, params.d_map, store_buffers, buffer_idx, m_idx,
+                                                        n_idx, d_batch_idx, barrier_id);
+        if constexpr (Epilogue::kIsSymmetric) {
+          // Of squares on the diagonal all is computed.
+          if (!work.is_below) return;
+          store_tile<typename decltype(tile)::Mirrored, T::kTmaStoreBuffers>(sums, params, params.epilogue.mirror_map,
+                                                                             store_buffers, buffer_idx, m_idx, n_idx,
+                                                                             d_batch_idx, barrier_id);
+        }
       };
       const auto store = [&](auto tile, auto& sums, int32_t n_idx) {
         if constexpr (Epilogue::kIsFunction) {

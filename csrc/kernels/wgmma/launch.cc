@@ -14,6 +14,20 @@
 namespace tcgemm::wgmma_family {
 namespace {
 
+// How many tiles of a cluster there are along D, and how many squares of a symmetric D, whose triangle makes a
+// rectangle (TileWalk::in_triangle).
+struct Tiles {
+  int64_t m, n, side;
+
+  static Tiles make(const Call& call, int64_t tile_n) {
+    const Shape& shape = call.geometry.shape;
+    const int64_t rows = shape.tile_m * shape.cluster_m, columns = tile_n * shape.cluster_n;
+    if (!call.symmetric) return {ceil_div(call.m, rows), ceil_div(call.n, columns), 0};
+    const int64_t square = shape.symmetric_side(), side = ceil_div(call.m, square);
+    return {ceil_div(side, int64_t{2}) * (square / rows), (side + 1 - side % 2) * (square / columns), side};
+  }
+};
+
 PersistentGrid make_grid(const Call& call, int64_t tile_n, int64_t tiles_m, int64_t tiles_n, bool may_overlap) {
   // Of elements that TMA loads and stores at their best, and of those that a function reduces to one.
   int64_t alignment = 8;
@@ -110,20 +124,29 @@ Status launch(const Call& call) {
   if (params.store_with_tma) {
     const StoreBox box = StoreBox::make(shape.swapped, columns, d.element_bytes());
     if (Status s = encode_output_map(&params.d_map, d, box); !s.is_ok()) return s;
+    if constexpr (Epilogue::kIsSymmetric) {
+      const StoreBox mirrored = StoreBox::make(!shape.swapped, columns, d.element_bytes());
+      if (Status s = encode_output_map(&params.epilogue.mirror_map, d, mirrored); !s.is_ok()) return s;
+    }
   }
 
   params.stages = params.store_with_tma ? geometry.stages_for_tma() : geometry.stages();
 
-  const int64_t tiles_m = ceil_div(call.m, shape.tile_m * shape.cluster_m);
-  const int64_t tiles_n = ceil_div(call.n, tile_n * shape.cluster_n);
-  const int64_t num_tiles = tiles_m * tiles_n * call.batch * call.num_splits;
+  const Tiles tiles = Tiles::make(call, tile_n);
+  if constexpr (Epilogue::kIsSymmetric) {
+    params.epilogue.side = static_cast<int32_t>(tiles.side);
+    // Tiles that overlap compute some elements from either side of the diagonal, which are the same bits only if both
+    // operands are one array.
+    may_overlap &= call.a.data == call.b.data;
+  }
+  const int64_t num_tiles = tiles.m * tiles.n * call.batch * call.num_splits;
   if (num_tiles > INT32_MAX) return Status::invalid("the output must be at most 2^31 - 1 tiles");
   // Tiles of operands with factors of blocks begin where those do. Of fewer k blocks, and where threads store, storing
   // twice takes longer than loads from outside. The cost model knows the same bounds.
   constexpr int32_t kWorthOverlap = 5;
   const bool is_scaled = geometry.a.scaled_rows != 0;
   may_overlap &= !is_scaled && params.store_with_tma && params.k_blocks >= kWorthOverlap;
-  params.grid = make_grid(call, tile_n, tiles_m, tiles_n, may_overlap);
+  params.grid = make_grid(call, tile_n, tiles.m, tiles.n, may_overlap);
 
   // What a block loads and stores alone is then 3 % of its time; ping-pong needs two tiles to hide any of it.
   constexpr int64_t kEnoughWork = int64_t{128} * 128 * 256;
@@ -152,6 +175,9 @@ StridedFactors strided(const OperandFactors& x, int64_t k) {
 }
 
 Status launch_product(const Call& call) {
+  if (call.symmetric) {
+    return call.problem == nullptr ? launch<Symmetric<Bare>>(call) : launch<Symmetric<FunctionArguments>>(call);
+  }
   return call.problem == nullptr ? launch<Bare>(call) : launch<FunctionArguments>(call);
 }
 

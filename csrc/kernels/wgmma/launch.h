@@ -57,6 +57,7 @@ struct Call {
   int32_t num_splits;                   // > 1: d receives that many partial products, one batch set after another
   AlignedOperand b_up;                  // of a gated product
   OperandFactors a_factors, b_factors;  // without data where there are none
+  bool symmetric;                       // the kernel is one of a symmetric D
   // Only where the kernel itself runs a function: that of this problem.
   const Problem* problem;
   const Buffers* buffers;

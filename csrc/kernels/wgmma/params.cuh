@@ -11,10 +11,11 @@
 
 namespace tcgemm::wgmma_family {
 
-// What follows the sums of a kernel: nothing, so that it stores the product as it is.
+// What follows the accumulators of a kernel: nothing, so that it stores the product as it is.
 struct Bare {
   static constexpr bool kIsFunction = false;
   static constexpr bool kIsGated = false;
+  static constexpr bool kIsSymmetric = false;
 };
 
 // Or a function, which the kernel is compiled with. `Code` is its struct; what a launch tells is the same for all. If
@@ -22,6 +23,7 @@ struct Bare {
 // half.
 struct FunctionArguments {
   static constexpr bool kIsFunction = true;
+  static constexpr bool kIsSymmetric = false;
 
   epilogue::FunctionParams values;
   tile::TensorMap b_up_map;
@@ -31,6 +33,16 @@ template <typename CodeType>
 struct Function : FunctionArguments {
   using Code = CodeType;
   static constexpr bool kIsGated = Code::kIsGated;
+};
+
+// The same of a D that is its own transpose. Only tiles on and below the diagonal are computed, and those below are
+// stored a second time, transposed, by `mirror_map`. `side`: how many squares (Shape::symmetric_side) D is long.
+template <typename Base>
+struct Symmetric : Base {
+  static constexpr bool kIsSymmetric = true;
+
+  tile::TensorMap mirror_map;
+  int32_t side;
 };
 
 // The factors of an operand's blocks: of row r and k block i that at rows.divide(r) * row_stride +

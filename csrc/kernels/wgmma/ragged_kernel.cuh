@@ -442,7 +442,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           store_tokens<Config>(acc[0], gemm, store_buffers, buffer_idx, begin, work, barrier_id);
         });
       } else {
-        store_tile<Config, 2>(acc, gemm, store_buffers, buffer_idx, work.m_idx + first_row, work.n_idx,
+        store_tile<Config, 2>(acc, gemm, gemm.d_map, store_buffers, buffer_idx, work.m_idx + first_row, work.n_idx,
                               work.tokens.group, barrier_id);
       }
     }

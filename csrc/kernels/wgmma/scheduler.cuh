@@ -13,6 +13,7 @@ struct Work {
   int32_t m_idx, n_idx;  // first row and column of this block's tile
   int32_t batch_idx, split_idx;
   int32_t first_k_block;  // of Params::k_blocks
+  bool is_below;          // of a symmetric D: below the squares on the diagonal
 };
 
 // Walks the tiles of one cluster, groups being so wide (Shape::tiles_along_longer) that neighbours on the chip share
@@ -54,7 +55,12 @@ class TileWalk {
   __device__ __forceinline__ Work locate(const Params<Epilogue>& params, int32_t tile_idx) const {
     Work work;
     const PersistentGrid& grid = params.grid;
-    const PersistentGrid::Place place = grid.at<Config::kTilesAlongLonger>(tile_idx);
+    PersistentGrid::Place place = grid.at<Config::kTilesAlongLonger>(tile_idx);
+    if constexpr (Epilogue::kIsSymmetric) {
+      place = in_triangle(place, params.epilogue.side);
+      // mutant: diagonal_mirrored_alone
+      work.is_below = place.m_idx / Config::kSquareM != place.n_idx / Config::kSquareN;
+    }
     const int32_t rank_m = rank_ % Config::kClusterM, rank_n = rank_ / Config::kClusterM % Config::kClusterN;
     work.m_idx = min((place.m_idx * Config::kClusterM + rank_m) * Config::kTileM, grid.last_m);
     work.n_idx = min((place.n_idx * Config::kClusterN + rank_n) * kColumns, grid.last_n);
@@ -64,6 +70,21 @@ class TileWalk {
     if constexpr (Config::kClusterK > 1) part = part * Config::kClusterK + rank_;
     work.first_k_block = params.first_k_block + part * params.k_blocks;
     return work;
+  }
+
+  // Of a symmetric D, whose triangle of squares is walked as a rectangle: row i of the rectangle is row side - 1 - i of
+  // the triangle and then, as long as what is missing, row i, or row i - 1 where `side` is odd.
+  static __device__ __forceinline__ PersistentGrid::Place in_triangle(PersistentGrid::Place place, int32_t side) {
+    constexpr int32_t kRows = Config::kSquareM, kColumns = Config::kSquareN;
+    const int32_t row = place.m_idx / kRows, column = place.n_idx / kColumns, first = side - row;
+    const bool is_second = column >= first;
+    const int32_t above = first - 1;  // mutant: rows_of_the_triangle
+    // mutant: rows_of_an_even_side
+    const int32_t square_m = is_second ? row - side % 2 : above;
+    const int32_t square_n = is_second ? column - first : column;
+    place.m_idx = square_m * kRows + place.m_idx % kRows;
+    place.n_idx = square_n * kColumns + place.n_idx % kColumns;
+    return place;
   }
 
   // Of D: of a gated product half of those that are multiplied.

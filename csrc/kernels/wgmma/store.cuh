@@ -231,8 +231,8 @@ __device__ __forceinline__ void store_unaligned_rows(const float (&acc)[Config::
 // first one is, in the kernel's (possibly swapped) problem. kTmaBuffers: those of 8 KB that there are where TMA stores.
 template <typename Config, typename Epilogue, int kOutBytes, int kTmaBuffers = 2>
 __device__ __forceinline__ void store_rows(float (&acc)[Config::kTileN / 2], const Params<Epilogue>& params,
-                                           uint32_t buffers, int& buffer_idx, int32_t m_idx, int32_t n_idx,
-                                           int32_t d_batch_idx, uint32_t barrier_id) {
+                                           const tile::TensorMap& d_map, uint32_t buffers, int& buffer_idx,
+                                           int32_t m_idx, int32_t n_idx, int32_t d_batch_idx, uint32_t barrier_id) {
   using Shape = StoreShape<Config, kOutBytes>;
   const int thread_idx = ptx::tid_x() % 128;
 
@@ -263,7 +263,7 @@ __device__ __forceinline__ void store_rows(float (&acc)[Config::kTileN / 2], con
         for_each_turn([&](int turn, uint32_t buffer) {
 #pragma unroll
           for (int box = 0; box < Shape::kBoxes; ++box) {
-            ptx::tma_store_3d(&params.d_map, buffer + box * Shape::kBoxBytes, along + Shape::along(turn, box),
+            ptx::tma_store_3d(&d_map, buffer + box * Shape::kBoxBytes, along + Shape::along(turn, box),
                               across + Shape::across(turn), d_batch_idx);
           }
         });
@@ -275,19 +275,19 @@ __device__ __forceinline__ void store_rows(float (&acc)[Config::kTileN / 2], con
   }
 }
 
-// A warpgroup's accumulators, whose first element is (m_idx, n_idx) of D.
+// A warpgroup's accumulators, whose first element is (m_idx, n_idx) of D. d_map: of boxes as Config has them.
 template <typename Config, int kTmaBuffers, typename Epilogue, int kBlocksM>
 __device__ __forceinline__ void store_tile(float (&acc)[kBlocksM][Config::kTileN / 2], const Params<Epilogue>& params,
-                                           uint32_t buffers, int& buffer_idx, int32_t m_idx, int32_t n_idx,
-                                           int32_t d_batch_idx, uint32_t barrier_id) {
+                                           const tile::TensorMap& d_map, uint32_t buffers, int& buffer_idx,
+                                           int32_t m_idx, int32_t n_idx, int32_t d_batch_idx, uint32_t barrier_id) {
 #pragma unroll
   for (int block = 0; block < kBlocksM; ++block) {
     if (params.out_type == FloatType::kF32) {
-      store_rows<Config, Epilogue, 4, kTmaBuffers>(acc[block], params, buffers, buffer_idx, m_idx + block * 64, n_idx,
-                                                   d_batch_idx, barrier_id);
+      store_rows<Config, Epilogue, 4, kTmaBuffers>(acc[block], params, d_map, buffers, buffer_idx, m_idx + block * 64,
+                                                   n_idx, d_batch_idx, barrier_id);
     } else {
-      store_rows<Config, Epilogue, 2, kTmaBuffers>(acc[block], params, buffers, buffer_idx, m_idx + block * 64, n_idx,
-                                                   d_batch_idx, barrier_id);
+      store_rows<Config, Epilogue, 2, kTmaBuffers>(acc[block], params, d_map, buffers, buffer_idx, m_idx + block * 64,
+                                                   n_idx, d_batch_idx, barrier_id);
     }
   }
 }

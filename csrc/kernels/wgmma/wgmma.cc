@@ -122,6 +122,15 @@ bool runs_epilogue(const Problem& p, const Parsed& parsed) {
   return is_bare(p) || !p.epilogue.function.is_none();
 }
 
+// Whether the config's kernel computes a symmetric D by half. A function that it runs makes D alone, stored by rows.
+bool runs_symmetric(const Problem& p, const Parsed& parsed) {
+  const bool is_plain = p.symmetric && !p.has_two_b() && p.factors.is_none();
+  if (!is_plain || kConfigs[parsed.base_idx].shape.symmetric_side() == 0) return false;
+  const tcgemm::Function& function = p.epilogue.function;
+  if (function.is_none() || !runs_epilogue(p, parsed)) return true;
+  return function.num_results() == 1 && !function.result(0).is_reduced();
+}
+
 // The two operands in the kernel's terms.
 struct Plan {
   const Instruction* instruction;
@@ -286,6 +295,7 @@ class Wgmma final : public Implementation {
     call.out_type = float_type(p.out);
     call.d = buffers.d;
     call.num_splits = parsed.num_splits;
+    call.symmetric = runs_symmetric(p, parsed);
     call.a_factors = operand_factors(p, buffers, !base.shape.swapped);
     call.b_factors = operand_factors(p, buffers, base.shape.swapped);
     call.stream = static_cast<cudaStream_t>(stream);
@@ -336,11 +346,13 @@ class Wgmma final : public Implementation {
   std::invoke_result_t<Visitor, const KernelReference&> with_kernel_of(const Problem& p, const Plan& plan,
                                                                        const Parsed& parsed, Visitor&& f) const {
     const bool runs_function = !p.epilogue.function.is_none() && runs_epilogue(p, parsed);
-    if (!runs_function && p.factors.is_none()) return f(bare_kernel(plan, parsed));
+    const bool symmetric = runs_symmetric(p, parsed);
+    if (!runs_function && !symmetric && p.factors.is_none()) return f(bare_kernel(plan, parsed));
     const Instruction& x = *plan.instruction;
     const std::string operands =
         operands_text(x.a.text(plan.a.major, plan.a.scaled_rows), x.b.text(plan.b.major, plan.b.scaled_rows));
-    const std::string epilogue = runs_function ? function_text(p.epilogue.function.name) : kBareText;
+    std::string epilogue = runs_function ? function_text(p.epilogue.function.name) : kBareText;
+    if (symmetric) epilogue = symmetric_text(epilogue);
     return f(KernelReference(kernel_source({kConfigs[parsed.base_idx].shape, x.mma, operands, epilogue, false})));
   }
 

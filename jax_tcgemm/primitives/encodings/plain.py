@@ -36,6 +36,7 @@ class Plain(Encoding):
       pair: the dimension of the product that tells two accumulators apart, or None.
       precision: as of `tcgemm_dot_general`.
       out_sharding: that of the product.
+      symmetric: whether matrices of the product are symmetric, as are operands of the function.
     """
 
     dimension_numbers: tuple
@@ -45,6 +46,7 @@ class Plain(Encoding):
     pair: int | None = None
     precision: object = None
     out_sharding: object = None
+    symmetric: bool = False
 
     @classmethod
     def of(cls, lhs, rhs, dimension_numbers, *, permutation=None, **fields) -> "Plain":
@@ -85,8 +87,8 @@ class Plain(Encoding):
         return dataclasses.replace(self, dimension_numbers=numbers, permutation=permutation)
 
     def unsharded(self):
-        """Return the encoding of one device's product."""
-        return dataclasses.replace(self, out_sharding=None)
+        """Return the encoding of one device's product, any part of the whole."""
+        return dataclasses.replace(self, out_sharding=None, symmetric=False)
 
     def products(self, factors, dtype, options):
         """Multiply by `tcgemm_dot_general`."""
@@ -182,9 +184,16 @@ class Plain(Encoding):
         }
         out = jax.ShapeDtypeStruct(self._product_shape(lhs, rhs), self.accumulator)
         product = plain.product_of(lhs, rhs, out, how)
-        return epilogue.Product(
-            product, function, operand_shapes, self.num_rhs, self.pair, in_place
-        )
+        product = dataclasses.replace(product, symmetric=self.symmetric)
+        sizes = self.num_rhs, self.pair, in_place
+        return epilogue.Product(product, function, operand_shapes, *sizes, symmetric=self.symmetric)
+
+    def of_values(self, product, factors):
+        """Recognize the product of an array and its own transpose."""
+        lhs, *rights = factors
+        if len(rights) != 1 or self.pair is not None:
+            return product
+        return dataclasses.replace(product, product=plain.of_values(product.product, lhs, *rights))
 
     def names(self, factors):
         """Divide every dimension, contracted ones among them."""

@@ -1,0 +1,115 @@
+"""Products of an array and its own transpose: recognized when they are lowered."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tcgemm
+from jax_tcgemm.problem.call_options import CallOptions
+from jax_tcgemm.selection import cost_model
+from jax_tcgemm.selection.devices import ASSUMED_GPU
+
+X = jax.ShapeDtypeStruct((512, 768), jnp.bfloat16)
+STACK = jax.ShapeDtypeStruct((3, 512, 768), jnp.bfloat16)
+
+
+def problems(f, *args):
+    return [call.problem for call in jax_tcgemm.explain(f, *args, platform="cuda")]
+
+
+def cube(x):
+    """A product whose rows are two dimensions of the array."""
+    y = x.reshape(8, 64, 768)
+    return jax_tcgemm.dot_general(y, y, (((2,), (2,)), ((), ())))
+
+
+SYMMETRIC = {
+    "rows": lambda x: jax_tcgemm.matmul(x, x.T),
+    "columns": lambda x: jax_tcgemm.matmul(x.T, x),
+    "two transposes": lambda x: jax_tcgemm.matmul(x.T.T, jnp.swapaxes(x, 0, 1)),
+    "dimension numbers": lambda x: jax_tcgemm.dot_general(x, x, (((1,), (1,)), ((), ()))),
+    "two dimensions": cube,
+    "scaled": lambda x: jax_tcgemm.matmul(x, x.T, alpha=0.5),
+    "activated": lambda x: jax_tcgemm.linear(x, x.T, activation="relu"),
+    "float32 results": lambda x: jax_tcgemm.matmul(x, x.T, preferred_element_type=jnp.float32),
+}
+OTHERS = {
+    "square": (lambda x: jax_tcgemm.matmul(x, x), jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)),
+    "two arrays": (lambda x: jax_tcgemm.matmul(x, (2 * x).T), X),
+    "bias": (lambda x: jax_tcgemm.linear(x, x.T, jnp.ones(512)), X),
+    "residual": (lambda x: jax_tcgemm.linear(x, x.T, residual=jnp.ones((512, 512))), X),
+    "small": (lambda x: jax_tcgemm.matmul(x[:128], x[:128].T), X),
+    "rows by other rows": (lambda x: jax_tcgemm.matmul(x[:256], x[256:].T), X),
+}
+
+
+@pytest.mark.parametrize("name", SYMMETRIC)
+def test_recognized(name):
+    (problem,) = problems(SYMMETRIC[name], X)
+    assert problem.symmetric
+    assert problem.flops == problem.m * (problem.m + 1) * problem.k
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_not_recognized(name):
+    assert not any(problem.symmetric for problem in problems(*OTHERS[name]) if problem)
+
+
+def test_batches():
+    (problem,) = problems(lambda x: jax_tcgemm.matmul(x, jnp.swapaxes(x, 1, 2)), STACK)
+    assert problem.symmetric and problem.batch == 3
+    (problem,) = problems(jax.vmap(SYMMETRIC["rows"]), STACK)
+    assert problem.symmetric and problem.batch == 3
+
+
+def test_gradients_are_products_of_two_arrays():
+    def loss(x):
+        return jnp.sum(jnp.sin(jax_tcgemm.matmul(x, x.T).astype(jnp.float32)))
+
+    first, *others = problems(jax.grad(loss), X)
+    assert first.symmetric
+    assert len(others) == 2 and not any(problem.symmetric for problem in others)
+
+
+@pytest.mark.parametrize("f", [lambda x: x @ x.T, lambda x: jnp.einsum("ki,kj->ij", x, x)])
+def test_accelerated(f):
+    (call,) = jax_tcgemm.explain(jax_tcgemm.accelerate(f), X, platform="cuda")
+    assert call.problem.symmetric and call.implementation == "wgmma"
+
+
+def test_same_types_of_other_arrays():
+    """What is kept of one call's lowering is not another's, of operands of the same types."""
+    x, y = (np.random.default_rng(i).normal(size=(300, 40)).astype(np.float32) for i in range(2))
+
+    @jax.jit
+    def f(x, y):
+        return jax_tcgemm.matmul(x, x.T), jax_tcgemm.matmul(x, y.T), jax_tcgemm.matmul(y, y.T)
+
+    for got, (a, b) in zip(f(x, y), ((x, x), (x, y), (y, y)), strict=True):
+        np.testing.assert_allclose(got, a.astype(np.float64) @ b.T, rtol=1e-4, atol=1e-4)
+
+
+def test_estimates_count_half():
+    """The cost model knows which configs compute half, in how many tiles."""
+    (problem,) = problems(SYMMETRIC["rows"], jax.ShapeDtypeStruct((8192, 8192), jnp.bfloat16))
+    (whole,) = problems(
+        lambda x, y: jax_tcgemm.matmul(x, y.T),
+        *[jax.ShapeDtypeStruct((8192, 8192), jnp.bfloat16)] * 2,
+    )
+    names = "128x256x64_c2x1x1_co", "128x256x64_c1x1x1_co_t", "64x256x64_c1x1x1_pp"
+    half, full = (cost_model.predict(p, ASSUMED_GPU.num_sms, names) for p in (problem, whole))
+    assert (half.wgmma / full.wgmma)[[0, 2]] == pytest.approx(0.53, abs=0.04)
+    assert half.wgmma[1] == full.wgmma[1]
+    assert (half.cublaslt, half.xla) == (full.cublaslt, full.xla)
+
+
+@pytest.mark.parametrize("config", [None, "128x128x64_c1x1x1_pp"])
+def test_forced(config):
+    options = CallOptions("matmul", "wgmma", config)
+    (call,) = jax_tcgemm.explain(
+        lambda x: jax_tcgemm.matmul(x, x.T, implementation="wgmma", config=config),
+        X,
+        platform="cuda",
+    )
+    assert call.problem.symmetric and call.implementation == options.implementation

@@ -1,0 +1,186 @@
+"""wgmma kernels of symmetric products, emulated: half of the tiles, each stored twice."""
+
+import dataclasses
+
+import emulated
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from emulated import Emulator, carried
+from emulated_checks import function_of_product, integers
+from kernel_instances import wgmma
+from mistakes import Mistake, as_mutants
+
+from jax_tcgemm.problem.dtypes import DTYPES
+from jax_tcgemm.problem.gemm import Operand, Problem
+
+pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
+
+SYMMETRIC = "Symmetric<tcgemm::wgmma_family::{}>"
+# Squares of one tile, of two above each other, of a cluster, and of three warpgroups.
+CONFIGS = {
+    "128x128x64_c1x1x1_pp": "128, 128, 1, 1, 1, true, false",
+    "128x256x64_c1x1x1_co": "128, 256, 1, 1, 1, false, false",
+    "128x256x64_c2x1x1_co": "128, 256, 2, 1, 1, false, false",
+    "192x192x64_c1x1x1_co": "192, 192, 1, 1, 1, false, false",
+    "64x64x64_c1x1x2_pp": "64, 64, 1, 1, 2, true, false",
+}
+SQUARES, CLUSTER = "128x128x64_c1x1x1_pp", "128x256x64_c2x1x1_co"
+TYPES = {"bf16": "f32", "f16": "f32", "f32": "tf32", "s8": "s32"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """D[b] = X[b] X[b]^T, or X[b]^T X[b] of an X that lies as (k, n), with rows of `ld`."""
+
+    n: int
+    k: int = 72
+    batch: int = 1
+    dtype: str = "bf16"
+    out: str = "bf16"
+    transposed: bool = False
+
+    @property
+    def ld(self) -> int:
+        return self.n if self.transposed else self.k
+
+    @property
+    def problem(self) -> Problem:
+        stride = self.n * self.k if self.batch > 1 else 0
+        a, b = (
+            Operand(self.dtype, transposed, self.ld, 0, stride)
+            for transposed in (self.transposed, not self.transposed)
+        )
+        sizes = self.batch, self.batch, self.n, self.n, self.k
+        return Problem(*sizes, a, b, self.out, TYPES[self.dtype], symmetric=True)
+
+    def draw(self, seed: int) -> np.ndarray:
+        shape = (self.k, self.n) if self.transposed else (self.n, self.k)
+        return integers(np.random.default_rng(seed), (self.batch, *shape), self.dtype)
+
+    def expected(self, x: np.ndarray) -> np.ndarray:
+        x = x.astype(np.float64)
+        d = np.swapaxes(x, 1, 2) @ x if self.transposed else x @ np.swapaxes(x, 1, 2)
+        return d.astype(DTYPES[self.out]).astype(np.float64)
+
+
+# Of one square to seven; rows that TMA cannot store; K of several stages; batches.
+CASES = {
+    "one square": Case(72),
+    "two": Case(200),
+    "three, unaligned": Case(261, out="f32"),
+    "many": Case(776, 8),
+    "even": Case(1000, 16, transposed=True),
+    "unaligned": Case(515),
+    "deep": Case(384, 392),
+    "batch": Case(272, batch=3),
+    "tf32": Case(392, dtype="f32", out="f32"),
+    "integers": Case(400, 128, dtype="s8", out="s32"),
+}
+LAYOUT = {False: "00", True: "11"}
+
+
+def kernel(config, case=CASES["two"], epilogue="Bare"):
+    instruction = {"f32": "tf32", "s8": "s8,s8"}.get(case.dtype, case.dtype)
+    layout = LAYOUT[case.transposed]
+    return carried(wgmma(CONFIGS[config], SYMMETRIC.format(epilogue), instruction, layout))
+
+
+def check(machine, config, case, seed=0, **how):
+    x = case.draw(seed)
+    got = machine.run(case.problem, {"a": x, "b": x}, implementation="wgmma", config=config, **how)
+    np.testing.assert_array_equal(got[0].astype(np.float64), case.expected(x), "wrong")
+
+
+PAIRS = [(config, name) for config in CONFIGS for name in CASES]
+
+
+@pytest.fixture(scope="module")
+def machine(run_folder, cases_of):
+    chosen = [(p["config"], CASES[p["name"]]) for p in cases_of(test_products)]
+    kernels = dict.fromkeys(kernel(*each) for each in [*chosen, (SQUARES,), (CLUSTER,)])
+    return Emulator(run_folder / "symmetric", *kernels, families=("wgmma",))
+
+
+@pytest.mark.parametrize(("config", "name"), PAIRS)
+def test_products(machine, config, name):
+    for seed in range(2):
+        check(machine, config, CASES[name], seed=seed)
+
+
+@pytest.mark.parametrize("config", [SQUARES, CLUSTER])
+def test_splits(machine, config):
+    """Partial sums are symmetric; another kernel adds them up."""
+    for case in (Case(200, 392), Case(344, 392, out="f32")):
+        check(machine, f"{config}_split3", case)
+
+
+def test_overlapping_tiles_of_one_array(machine):
+    """Both operands are one array, so that the last tiles may overlap those before them."""
+    case = Case(344, 392)
+    x = case.draw(0)
+    how = {"implementation": "wgmma", "config": SQUARES, "same": {"b": "a"}}
+    got = machine.run(case.problem, {"a": x, "b": x}, **how)
+    np.testing.assert_array_equal(got[0].astype(np.float64), case.expected(x))
+
+
+def test_computes_half():
+    """The work that is counted, and so what a roofline says."""
+    problem = Case(4096, 4096).problem
+    whole = dataclasses.replace(problem, symmetric=False)
+    assert problem.flops == whole.flops * 4097 // 8192
+    assert "symmetric" in str(problem)
+
+
+def polynomial(acc, x):
+    """A term of a Newton-Schulz iteration."""
+    return (0.5 * acc - 2 * x.astype(acc.dtype)).astype(jnp.bfloat16)
+
+
+def test_functions_of_symmetric_operands(run_folder):
+    n, k = 328, 72
+    operand = jax.ShapeDtypeStruct((n, n), jnp.bfloat16)
+    problem, used = function_of_product(polynomial, [operand], (n, n, k), "bfloat16", "float32")
+    problem = dataclasses.replace(problem, symmetric=True)
+    assert used == (0,)
+    function = f"Function<tcgemm::elementwise::{problem.function.name}>"
+    kernels = []
+    for config in (SQUARES, CLUSTER):
+        one = wgmma(CONFIGS[config], SYMMETRIC.format(function), "bf16", "00")
+        kernels.append(carried(dataclasses.replace(one, definitions=problem.function.definitions)))
+    machine = Emulator(run_folder / "symmetric_functions", *kernels, families=("wgmma",))
+    rng = np.random.default_rng(0)
+    x, c = integers(rng, (n, k)), integers(rng, (n, n))
+    c = (np.tril(c.astype(np.float32)) + np.tril(c.astype(np.float32), -1).T).astype(c.dtype)
+    wide, own = x.astype(np.float64), c.astype(np.float64)
+    for config in (SQUARES, CLUSTER):
+        arrays = {"a": x, "b": x, "function operand 0": c}
+        got = machine.run(problem, arrays, implementation="wgmma", config=config)
+        expected = 0.5 * (wide @ wide.T) - 2 * own
+        np.testing.assert_array_equal(got[0][0].astype(np.float64), expected.astype(DTYPES["bf16"]))
+
+
+SCHEDULER, KERNEL = "kernels/wgmma/scheduler.cuh", "kernels/wgmma/kernel.cuh"
+MISTAKES = [
+    Mistake(SCHEDULER, "rows_of_an_even_side", "side % 2", "0", Case(344)),
+    Mistake(SCHEDULER, "rows_of_the_triangle", "first - 1", "row", Case(344)),
+    Mistake(SCHEDULER, "diagonal_mirrored_alone", "!=", "==", Case(344)),
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_mistakes_are_found(mistaken, mistake):
+    mistaken.mutant = MISTAKES.index(mistake) + 1
+    with pytest.raises((AssertionError, RuntimeError), match="wrong|not equal"):
+        check(mistaken, SQUARES, mistake.case)
+
+
+@pytest.fixture(scope="module")
+def mistaken(machine, run_folder):
+    """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
+    how = {"families": ("wgmma",), "mistakes": as_mutants(MISTAKES), "like": machine}
+    made = Emulator(run_folder / "symmetric_mistaken", kernel(SQUARES), **how)
+    for mistake in MISTAKES:  # Without any of them.
+        check(made, SQUARES, mistake.case)
+    return made
