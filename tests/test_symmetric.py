@@ -58,9 +58,11 @@ def test_not_recognized(name):
 
 def test_batches():
     (problem,) = problems(lambda x: jax_tcgemm.matmul(x, jnp.swapaxes(x, 1, 2)), STACK)
-    assert problem.symmetric and problem.batch == 3
+    assert problem.symmetric
+    assert problem.batch == 3
     (problem,) = problems(jax.vmap(SYMMETRIC["rows"]), STACK)
-    assert problem.symmetric and problem.batch == 3
+    assert problem.symmetric
+    assert problem.batch == 3
 
 
 def test_gradients_are_products_of_two_arrays():
@@ -69,13 +71,15 @@ def test_gradients_are_products_of_two_arrays():
 
     first, *others = problems(jax.grad(loss), X)
     assert first.symmetric
-    assert len(others) == 2 and not any(problem.symmetric for problem in others)
+    assert len(others) == 2
+    assert not any(problem.symmetric for problem in others)
 
 
 @pytest.mark.parametrize("f", [lambda x: x @ x.T, lambda x: jnp.einsum("ki,kj->ij", x, x)])
 def test_accelerated(f):
     (call,) = jax_tcgemm.explain(jax_tcgemm.accelerate(f), X, platform="cuda")
-    assert call.problem.symmetric and call.implementation == "wgmma"
+    assert call.problem.symmetric
+    assert call.implementation == "wgmma"
 
 
 def test_same_types_of_other_arrays():
@@ -112,4 +116,5 @@ def test_forced(config):
         X,
         platform="cuda",
     )
-    assert call.problem.symmetric and call.implementation == options.implementation
+    assert call.problem.symmetric
+    assert call.implementation == options.implementation
