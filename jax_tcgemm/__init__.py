@@ -35,6 +35,7 @@ from jax_tcgemm.products.batch_invariant import batch_invariant
 from jax_tcgemm.products.collective import all_gather_matmul, matmul_reduce_scatter
 from jax_tcgemm.products.combine_rows import combine_rows
 from jax_tcgemm.products.dot_general import dot_general
+from jax_tcgemm.products.gram import gram
 from jax_tcgemm.products.linear import gated_linear, linear
 from jax_tcgemm.products.matmul import matmul
 from jax_tcgemm.products.mlp import mlp
@@ -83,6 +84,7 @@ __all__ = [
     "from_qwix",
     "gated_linear",
     "gated_ragged_linear",
+    "gram",
     "info",
     "linear",
     "linear_cross_entropy",

@@ -19,6 +19,7 @@ MODULES = (
     "products.collective",
     "products.combine_rows",
     "products.dot_general",
+    "products.gram",
     "products.linear",
     "products.matmul",
     "products.mlp",

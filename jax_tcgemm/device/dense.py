@@ -274,7 +274,8 @@ def fold_product(
         out_dtype=DTYPE_NAMES[numerics.out_dtype],
         compute=numerics.compute,
     )
-    if product.symmetric and _is_of_transposes(problem, folded, numerics):
+    is_told = product.symmetric and device.platform == "cuda"
+    if is_told and _is_of_transposes(problem, folded, numerics):
         problem = dataclasses.replace(problem, symmetric=True)
     return numerics, folded, problem
 

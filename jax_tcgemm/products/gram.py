@@ -1,0 +1,244 @@
+"""The public `gram`: symmetric products, of which half is computed."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from jax_tcgemm.primitives import dot_general as plain
+from jax_tcgemm.primitives.encodings.plain import Plain
+from jax_tcgemm.problem.call_options import CallOptions
+from jax_tcgemm.problem.dtypes import wide_dtype
+from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.products.arguments import (
+    ShapeError,
+    as_array,
+    call_options,
+    canonical_element_type,
+    canonical_sharding,
+    check_flag,
+)
+from jax_tcgemm.products.epilogue import with_encoded_epilogue
+
+
+def gram(
+    x,
+    *,
+    transpose: bool = False,
+    alpha=1.0,
+    beta=0.0,
+    c=None,
+    precision=None,
+    preferred_element_type=None,
+    out_sharding=None,
+    implementation: str | None = None,
+    config: str | None = None,
+):
+    """The Gram matrix of the rows of x, or of its columns, scaled and added to a symmetric matrix.
+
+        out[..., i, j] = alpha * sum over k of x[..., i, k] * x[..., j, k] + beta * c[..., i, j]
+
+    or, with `transpose`, of x[..., k, i] * x[..., k, j]. On a GPU of compute capability 9.0 only
+    tiles on and below the diagonal are computed, and those below are stored a second time,
+    transposed: nearly half the work of `matmul(x, x.T)`, which is recognized in a jitted program
+    and computed so, too. Elsewhere `gram` is such a product.
+
+    Args:
+      x: array of shape (..., n, k), or (..., k, n) with `transpose`, of any numeric dtype.
+      transpose: whether the columns of x are multiplied, x.T @ x.
+      alpha: a number or a 0-D array.
+      beta: a number or a 0-D array.
+      c: None, or an array of shape (..., n, n) whose matrices are symmetric, which is not checked:
+        of others, elements above the diagonal are unspecified. It is read once.
+      precision: as for `matmul`.
+      preferred_element_type: dtype of the result; None takes that of x.
+      out_sharding: sharding of the result, for meshes with explicit axes.
+      implementation: as for `matmul`.
+      config: as for `matmul`.
+
+    Returns:
+      An array of shape (..., n, n). In float16, bfloat16 and float32 (as TF32) each matrix equals
+      its own transpose bit for bit where half is computed.
+
+    Raises:
+      TypeError: for operands that are no numeric arrays.
+      ValueError: for an x of fewer than two dimensions, a c of another shape or that is missing
+        beside a beta other than 0, an alpha or a beta that is no scalar, and as `matmul` does.
+
+    Numerics:
+      Those of `matmul`: accumulators are scaled and c is added in float32 (float64 for float64),
+      and the result is rounded once. The derivative with respect to x is one product, of the
+      cotangent and its transpose.
+
+    Examples:
+      >>> import jax.numpy as jnp, jax_tcgemm
+      >>> x = jnp.arange(6.0).reshape(2, 3)
+      >>> jax_tcgemm.gram(x)
+      Array([[ 5., 14.],
+             [14., 50.]], dtype=float32)
+      >>> jax_tcgemm.gram(x, transpose=True, alpha=2, beta=1, c=jnp.eye(3)).shape
+      (3, 3)
+    """
+    op = "gram"
+    x, transpose = as_array(op, "x", x), check_flag(op, "transpose", transpose)
+    if x.ndim < 2:
+        raise ShapeError(
+            f"{op}: x must have two dimensions or more, got x.shape={x.shape}; reshape it"
+        )
+    n = x.shape[-1 if transpose else -2]
+    alpha, beta = (_scalar(op, name, v) for name, v in (("alpha", alpha), ("beta", beta)))
+    if c is None and not (isinstance(beta, float) and beta == 0):
+        raise ValueError(f"{op}: beta must be 0 without c, got beta={beta}; give c")
+    if c is not None:
+        c = as_array(op, "c", c)
+        if c.shape != (*x.shape[:-2], n, n):
+            raise ShapeError(
+                f"{op}: c must have the shape of the result, {(*x.shape[:-2], n, n)}, got "
+                f"c.shape={c.shape}; broadcast it"
+            )
+    spec = _Spec(
+        call_options(op, implementation, config),
+        canonical_element_type(op, preferred_element_type) or np.dtype(x.dtype),
+        transpose,
+        canonical_precision(op, precision),
+        canonical_sharding(op, out_sharding, x.ndim),
+        *(v if isinstance(v, float) else None for v in (alpha, beta)),
+    )
+    scalars = [v for v in (alpha, beta) if not isinstance(v, float)]
+    return _gram(spec, x, c, scalars)
+
+
+def symmetric_product(
+    options: CallOptions, lhs, rhs, c=None, *, alpha=1.0, beta=0.0, dtype, precision=None
+) -> jax.Array:
+    """Return alpha * lhs @ rhs.T + beta * c of matrices whose product is known to be symmetric.
+
+    Such are polynomials of one symmetric matrix, which commute. `alpha` and `beta` are numbers.
+    """
+    batch = tuple(range(lhs.ndim - 2))
+    numbers = ((lhs.ndim - 1,), (rhs.ndim - 1,)), (batch, batch)
+    encoding = Plain.of(lhs, rhs, numbers, precision=precision, symmetric=True)
+    terms = _Terms(np.dtype(dtype), float(alpha), float(beta))
+    operands = () if c is None else (c,)
+    return with_encoded_epilogue(options, encoding, (lhs, rhs), terms, operands)
+
+
+def _scalar(op: str, name: str, value):
+    """A number as a float; a 0-D array as it is."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    value = as_array(op, name, value)
+    if value.ndim != 0:
+        raise ValueError(
+            f"{op}: {name} must be a number or a 0-D array, got {name}.shape={value.shape}; scale "
+            "the result instead"
+        )
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class _Terms:
+    """The epilogue alpha * acc + beta * c, rounded to a dtype.
+
+    Attributes:
+      dtype: that of the result.
+      alpha: a number, or None: the next operand.
+      beta: likewise.
+    """
+
+    dtype: np.dtype
+    alpha: float | None
+    beta: float | None
+
+    def __call__(self, acc, *operands):
+        """Of an accumulator, c if there is one, and scalars that are no numbers."""
+        wide = wide_dtype(acc.dtype if jnp.issubdtype(acc.dtype, np.inexact) else self.dtype)
+        given = list(operands)
+        c = given.pop(0) if given and given[0].ndim == acc.ndim else None
+        alpha, beta = (given.pop(0) if v is None else v for v in (self.alpha, self.beta))
+        is_scaled = not (isinstance(alpha, float) and alpha == 1)
+        if not is_scaled and c is None:
+            return acc.astype(self.dtype)
+        found = acc.astype(wide)
+        if is_scaled:
+            found = jnp.asarray(alpha, wide) * found
+        if c is not None:
+            found = found + jnp.asarray(beta, wide) * c.astype(wide)
+        return found.astype(self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Spec:
+    """What is static in a call."""
+
+    options: CallOptions
+    dtype: np.dtype
+    transpose: bool
+    precision: object
+    out_sharding: object
+    alpha: float | None
+    beta: float | None
+
+    def numbers(self, ndim: int):
+        """The dimension numbers of x by itself."""
+        batch, axis = tuple(range(ndim - 2)), ndim - 1 - self.transpose
+        return ((axis,), (axis,)), (batch, batch)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _gram(spec: _Spec, x, c, scalars) -> jax.Array:
+    encoding = Plain.of(
+        x,
+        x,
+        spec.numbers(x.ndim),
+        precision=spec.precision,
+        out_sharding=spec.out_sharding,
+        symmetric=True,
+    )
+    terms = _Terms(spec.dtype, spec.alpha, spec.beta)
+    operands = (*([] if c is None else [c]), *scalars)
+    return with_encoded_epilogue(spec.options, encoding, (x, x), terms, operands)
+
+
+def _gram_jvp(spec: _Spec, primals, tangents):
+    (x, c, scalars), (dx, dc, dscalars) = primals, tangents
+    wide = wide_dtype(spec.dtype)
+    given = iter(scalars)
+    alpha, beta = (next(given) if v is None else v for v in (spec.alpha, spec.beta))
+    alpha, beta = (jnp.asarray(v, wide) for v in (alpha, beta))
+    moving = iter(dscalars)
+    dalpha, dbeta = (next(moving) if v is None else None for v in (spec.alpha, spec.beta))
+    addends = []
+    if _moves(dx):
+        half = plain.dot_general(
+            dx,
+            x,
+            options=spec.options.without_config(),
+            dimension_numbers=spec.numbers(x.ndim),
+            precision=spec.precision,
+            preferred_element_type=spec.dtype,
+            out_sharding=spec.out_sharding,
+        )
+        half = half.astype(wide)
+        addends.append(alpha * (half + jnp.swapaxes(half, -1, -2)))
+    if _moves(dalpha):
+        one = dataclasses.replace(spec, alpha=1.0, beta=0.0, dtype=wide)
+        addends.append(dalpha.astype(wide) * _gram(one, x, None, []))
+    if c is not None and _moves(dc):
+        addends.append(beta * dc.astype(wide))
+    if c is not None and _moves(dbeta):
+        addends.append(dbeta.astype(wide) * c.astype(wide))
+    out = _gram(spec, x, c, scalars)
+    if not addends:
+        return out, jnp.zeros_like(out)
+    return out, functools.reduce(jnp.add, addends).astype(out.dtype)
+
+
+def _moves(tangent) -> bool:
+    return tangent is not None and not isinstance(tangent, SymbolicZero)
+
+
+_gram.defjvp(_gram_jvp, symbolic_zeros=True)
