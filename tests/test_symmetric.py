@@ -118,3 +118,62 @@ def test_forced(config):
     )
     assert call.problem.symmetric
     assert call.implementation == options.implementation
+
+
+def iteration(x):
+    """A step of a Newton-Schulz iteration, as optimizers write it."""
+    a = x @ x.T
+    b = -4.775 * a + 2.0315 * (a @ a)
+    return 3.4445 * x + b @ x
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_accelerate_follows_symmetric_matrices(dtype, mapped):
+    f, shape = (jax.vmap(iteration), (3, 512, 768)) if mapped else (iteration, (512, 768))
+    accelerated = jax_tcgemm.accelerate(f)
+    calls = jax_tcgemm.explain(accelerated, jax.ShapeDtypeStruct(shape, dtype), platform="cuda")
+    assert [call.problem.symmetric for call in calls] == [True, True, False]
+    assert [call.epilogue for call in calls] == [(), ("mul", "add"), ("mul", "add")]
+    x = np.random.default_rng(0).normal(size=(*shape[:-2], 30, 40)) / 40
+    given = jnp.asarray(x, jnp.float32)
+    np.testing.assert_allclose(accelerated(given), f(given), rtol=1e-5, atol=1e-6)
+
+
+def by_itself(a):
+    return a @ a
+
+
+def cases_of_symmetry():
+    half = jnp.float32(0.5)
+    return {
+        "by itself": (lambda a: a @ a, [True]),
+        "of sums": (lambda a: by_itself(a + half * a - 1), [True]),
+        "of its transpose": (lambda a: a.T @ a, [True]),
+        "of a part": (lambda a: a[:256] @ a[:, :256], [False]),
+        "of vectors": (lambda a: by_itself(a + a[0]), [False]),
+        "of both": (lambda a: a @ (a + 1), [False]),
+        "of three": (lambda a: a @ a @ a + a, [True, True]),
+        "of multiples": (lambda a: (half * a) @ a + a, [True]),
+        "of sums with numbers": (lambda a: (a + 1) @ a - a, [False]),
+        "of products": (lambda a: (a * a) @ a - a, [False]),
+        "of quotients": (lambda a: (a / half) @ a - a, [True]),
+        "of inverses": (lambda a: (half / a) @ a - a, [False]),
+    }
+
+
+@pytest.mark.parametrize("name", cases_of_symmetry())
+def test_symmetric_matrices_in_programs(name):
+    """Products of a symmetric matrix, an array by its own transpose."""
+    function, expected = cases_of_symmetry()[name]
+
+    def f(x):
+        return function(x @ x.T)
+
+    calls = jax_tcgemm.explain(
+        jax_tcgemm.accelerate(f), jax.ShapeDtypeStruct((512, 768), jnp.float32), platform="cuda"
+    )
+    _, *others = (call.problem is not None and call.problem.symmetric for call in calls)
+    assert others == expected
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(300, 40)) / 6, jnp.float32)
+    np.testing.assert_allclose(jax_tcgemm.accelerate(f)(x), f(x), rtol=1e-4, atol=1e-4)

@@ -6,6 +6,7 @@ and keep all else.
 """
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import math
@@ -29,6 +30,7 @@ from jax_tcgemm.passes.loss_calls import loss_note
 from jax_tcgemm.passes.loss_programs import with_losses
 from jax_tcgemm.passes.programs import found_as, renamed, write, written_out
 from jax_tcgemm.passes.side_by_side import with_joins
+from jax_tcgemm.passes.symmetry import are_symmetric, symmetric_variables, with_grams
 from jax_tcgemm.passes.transpositions import (
     is_transposition,
     transposed_operands,
@@ -358,13 +360,14 @@ def _with_epilogues(equations: Sequence[core.JaxprEqn], results, *, wide: bool):
     products = products_of(equations, can_have_epilogue)
     grouping = find_groups(equations, results, products, _LIMITS)
     gone = {number for group in grouping.groups for number in group.products} | grouping.gone
+    known = symmetric_variables(equations)
     waiting = sorted(grouping.groups, key=lambda group: group.place)[::-1]
     found: list[core.JaxprEqn] = []
 
     def place_groups(end: tuple) -> None:
         while waiting and waiting[-1].place < end:
             group = waiting.pop()
-            found.extend(_call(equations, group, wide=wide))
+            found.extend(_call(equations, group, known, wide=wide))
             found.extend(equations[number] for number in group.repeated)
 
     for number, eqn in enumerate(equations):
@@ -375,8 +378,11 @@ def _with_epilogues(equations: Sequence[core.JaxprEqn], results, *, wide: bool):
     return found
 
 
-def _call(equations, group: Group, *, wide: bool) -> list[core.JaxprEqn]:
-    """The equation of a group, after one that reshapes a factor perhaps."""
+def _call(equations, group: Group, known, *, wide: bool) -> list[core.JaxprEqn]:
+    """The equation of a group, after one that reshapes a factor perhaps.
+
+    `known`: `symmetric_variables` of the equations.
+    """
     eqn = equations[group.products[0]]
     dtype = accumulator_dtype(*(x.aval.dtype for x in eqn.invars))
     function, left_out = group_function(equations, group, dtype, wide=wide)
@@ -384,6 +390,9 @@ def _call(equations, group: Group, *, wide: bool) -> list[core.JaxprEqn]:
     options = options if options.is_accelerated else _OPTIONS
     options = options.reporting(RoundingsRemoved(left_out)) if left_out else options
     before, factors, encoding = call_of(equations, group)
+    is_alone = encoding.num_accumulators == 1
+    if is_alone and are_symmetric(group.inputs, eqn.outvars[0], known):
+        encoding = dataclasses.replace(encoding, symmetric=True)
     params = {"options": options, "encoding": encoding, "function": function}
     params |= {"in_place": None, "xla_dtype": None}
     call = eqn.replace(
@@ -416,6 +425,11 @@ def _of_equations(rewrite: Callable) -> Callable:
     return lambda equations, results, settings: (rewrite(equations, results), results)
 
 
+def _symmetric(equations, results):
+    del results
+    return with_grams(equations)
+
+
 # In their order.
 PASSES = (
     Pass(
@@ -427,6 +441,7 @@ PASSES = (
         lambda equations, results, _: _without_repetitions(equations, results),
     ),
     Pass("call this library's GEMMs, with transposes as layouts", _of_equations(_products_as_ours)),
+    Pass("compute products of symmetric matrices by half", _of_equations(_symmetric)),
     Pass("turn sums of padded arrays into concatenations", _of_equations(with_joins)),
     Pass("transpose gated GEMMs whose weights are rows of the result", _of_equations(turned)),
     Pass(

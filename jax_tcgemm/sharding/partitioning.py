@@ -268,7 +268,12 @@ def lower_on_device(ctx: LoweringRuleContext, function: Callable, *operands, key
     ours (`patch`), and types are what they are (`jax.enable_x64`) and go together. But a program
     with symbolic dimensions, which XLA cannot partition, has values of them of the types that the
     caller has.
+
+    Where the first two operands are one array, they are one for products inside of the function.
     """
+    if len(operands) > 1 and operands[0] == operands[1]:
+        ctx, operands = ctx.replace(avals_in=ctx.avals_in[1:]), operands[1:]
+        function, key = _of_one_array(function), key and ("one array", key)
 
     def run(*operands):
         results = function(*operands)
@@ -285,6 +290,10 @@ def lower_on_device(ctx: LoweringRuleContext, function: Callable, *operands, key
         known = _Known(run, (key, tuple(ctx.avals_out)))
         traced = _traced(known, tuple(ctx.avals_in), jax_internals.trace_context())
         return jax_internals.lower_program(ctx, traced, *operands)
+
+
+def _of_one_array(function: Callable) -> Callable:
+    return lambda x, *others: function(x, x, *others)
 
 
 def lower(ctx: LoweringRuleContext, operands, division: Division):

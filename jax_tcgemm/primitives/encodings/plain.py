@@ -36,7 +36,8 @@ class Plain(Encoding):
       pair: the dimension of the product that tells two accumulators apart, or None.
       precision: as of `tcgemm_dot_general`.
       out_sharding: that of the product.
-      symmetric: whether matrices of the product are symmetric, as are operands of the function.
+      symmetric: whether matrices of the product are symmetric, as are those operands of the
+        function that are matrices.
     """
 
     dimension_numbers: tuple

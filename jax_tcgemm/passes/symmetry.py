@@ -1,0 +1,134 @@
+"""Symmetric matrices of a program, products of which are computed by half.
+
+An array by its own transpose is symmetric, and so is what follows from symmetric matrices element
+by element. Polynomials of one symmetric matrix commute, so that their products are symmetric, too.
+Such a product is the same by the transpose of its right operand, as which it is written here:
+kernels compute half of results by their layout (device/dense.py).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from jax.extend import core
+
+from jax_tcgemm.epilogues.membership import is_elementwise
+from jax_tcgemm.passes.transpositions import is_transposition
+from jax_tcgemm.primitives import dot_general as plain
+
+# Two dimensions of a variable.
+Pair = frozenset[int]
+
+
+class Symmetric(NamedTuple):
+    """What is known of a variable.
+
+    Attributes:
+      pair: the dimensions in which it is symmetric.
+      base: the variable that it is a polynomial of, for all other dimensions.
+    """
+
+    pair: Pair
+    base: core.Var
+
+
+# Those that make a polynomial of one matrix from others and from numbers. The last two multiply by
+# numbers only.
+_LINEAR = frozenset({"add", "sub", "neg", "add_any", "convert_element_type", "copy", "mul", "div"})
+_SCALING = frozenset({"mul", "div"})
+
+
+def with_grams(equations: Sequence[core.JaxprEqn]) -> list[core.JaxprEqn]:
+    """Return the equations with products of a symmetric matrix by itself as Gram matrices."""
+    program = _Program()
+    return [program.add(eqn) for eqn in equations]
+
+
+def symmetric_variables(equations: Sequence[core.JaxprEqn]) -> Mapping[core.Var, Symmetric]:
+    """Return what is known of the variables that are symmetric."""
+    program = _Program()
+    for eqn in equations:
+        program.add(eqn)
+    return program.known
+
+
+def are_symmetric(inputs: Sequence, product: core.Var, known: Mapping[core.Var, Symmetric]) -> bool:
+    """Whether a product is symmetric, and inputs of its epilogue that are no numbers or vectors."""
+    if product not in known:
+        return False
+    matrices = [x for x in inputs if not isinstance(x, core.Literal) and x.aval.ndim > 1]
+    shape, pair = product.aval.shape, known[product].pair
+    return all(x in known and known[x].pair == pair and x.aval.shape == shape for x in matrices)
+
+
+class _Program:
+    """Equations so far, and what is known of their results."""
+
+    def __init__(self):
+        self.known: dict[core.Var, Symmetric] = {}
+        # Of results of broadcasts, the dimensions along which all elements are the same.
+        self._constant: dict[core.Var, Pair] = {}
+
+    def add(self, eqn: core.JaxprEqn) -> core.JaxprEqn:
+        """Add an equation, and return it or the one that computes the same by half."""
+        if eqn.primitive is plain.dot_general_p:
+            eqn = self._add_product(eqn)
+        elif is_transposition(eqn):
+            if (found := self._of(eqn.invars[0])) is not None:
+                order = list(eqn.params["permutation"])
+                self._note(eqn, frozenset(order.index(axis) for axis in found.pair))
+        elif eqn.primitive.name == "broadcast_in_dim" and len(eqn.invars) == 1:
+            kept = eqn.params["broadcast_dimensions"]
+            every = range(eqn.outvars[0].aval.ndim)
+            self._constant[eqn.outvars[0]] = frozenset(axis for axis in every if axis not in kept)
+        elif eqn.outvars and is_elementwise(eqn, eqn.outvars[0].aval.shape):
+            self._add_elementwise(eqn)
+        return eqn
+
+    def _add_elementwise(self, eqn: core.JaxprEqn) -> None:
+        found = [self._of(x) for x in eqn.invars]
+        known = [x for x in found if x is not None]
+        if len({x.pair for x in known}) != 1:
+            return
+        pair, name = known[0].pair, eqn.primitive.name
+        others = [x for x, own in zip(eqn.invars, found, strict=True) if own is None]
+        if not all(self._is_constant(x, pair) for x in others):
+            return
+        # A sum of a matrix and a number is no polynomial: the number is in every element.
+        is_linear = name in _LINEAR and len({x.base for x in known}) == 1
+        is_linear &= len(known) == 1 if name in _SCALING else not others
+        is_linear &= name != "div" or found[0] is not None
+        self._note(eqn, pair, known[0].base if is_linear else None)
+
+    def _is_constant(self, x, pair: Pair) -> bool:
+        is_scalar = x.aval.shape == ()
+        return is_scalar or (isinstance(x, core.Var) and pair <= self._constant.get(x, frozenset()))
+
+    def _of(self, x) -> Symmetric | None:
+        return self.known.get(x) if isinstance(x, core.Var) else None
+
+    def _note(self, eqn: core.JaxprEqn, pair: Pair, base: core.Var | None = None) -> None:
+        for x in eqn.outvars:
+            self.known[x] = Symmetric(pair, base or x)
+
+    def _add_product(self, eqn: core.JaxprEqn) -> core.JaxprEqn:
+        lhs, rhs = eqn.invars
+        contract, batch = eqn.params["dimension_numbers"]
+        left, right = self._of(lhs), self._of(rhs)
+        commute = left is not None and left == right and batch[0] == batch[1]
+        if commute and {*contract[0], *contract[1]} <= left.pair and len(contract[0]) == 1:
+            numbers = ((contract[0], contract[0]), batch)
+            eqn = eqn.replace(params=eqn.params | {"dimension_numbers": numbers})
+        elif not (lhs is rhs and contract[0] == contract[1] and batch[0] == batch[1]):
+            return eqn
+        if (pair := _rows_and_columns(eqn)) is not None:
+            self._note(eqn, pair, left.base if commute else None)
+        return eqn
+
+
+def _rows_and_columns(eqn: core.JaxprEqn) -> Pair | None:
+    """Return the dimensions of a product that are of one of its operands, if each has one."""
+    contract, batch = eqn.params["dimension_numbers"]
+    num_batch = len(batch[0])
+    if eqn.invars[0].aval.ndim != num_batch + len(contract[0]) + 1:
+        return None
+    return frozenset(eqn.params["permutation"].index(num_batch + side) for side in (0, 1))
