@@ -69,10 +69,9 @@ def function_of_product(function, operands, extents, dtype, accumulated):
     )
     jaxpr = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((m, n), accumulated), *operands)
     whole = epilogue.Product(product, jaxpr, tuple(x.shape for x in operands), 1, None)
-    found = epilogue._folded(whole, ASSUMED_GPU)
+    found = whole.folded(ASSUMED_GPU)
     assert not isinstance(found, str), found
-    _, _, problem, used, _ = found
-    return problem, used
+    return found.problem, found.operands
 
 
 def ragged_problem(form, groups, m, n, k, dtype="bf16", *, b_transposed=False, **fields):

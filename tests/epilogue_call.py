@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tcgemm.device import dense, epilogue
+from jax_tcgemm.device import dense, epilogue, fused
 from jax_tcgemm.problem.activations import ACTIVATIONS
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES, wide_dtype
@@ -99,7 +99,7 @@ class Fused:
 
     @property
     def problem(self) -> Problem:
-        return self.folded[2]
+        return self.folded.problem
 
     @property
     def d_shape(self) -> tuple[int, ...]:
@@ -142,8 +142,8 @@ class Fused:
 
     def call(self, arrays: dict, choice):
         """All results, as a tuple."""
-        plan = epilogue.Plan(self.product, *self.folded, choice)
-        return tuple(epilogue.product_with_epilogue(plan, *self.given(arrays)))
+        plan = fused.Plan(self.product, self.folded, choice)
+        return tuple(plan.run(*self.given(arrays)))
 
     @property
     def operands(self) -> dict[str, tuple]:
@@ -246,7 +246,7 @@ class Fused:
     @functools.cached_property
     def folded(self):
         """The problem, with what else a plan has of it."""
-        found = epilogue._folded(self.product, ASSUMED_GPU)
+        found = self.product.folded(ASSUMED_GPU)
         assert not isinstance(found, str), found
         return found
 

@@ -12,6 +12,7 @@ from jax_tcgemm.device import packed_epilogue
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.packed_weight import CODINGS
+from jax_tcgemm.selection.devices import ASSUMED_GPU
 
 BF16, F32, BOOL = (np.dtype(x) for x in (jnp.bfloat16, np.float32, np.bool_))
 
@@ -141,9 +142,9 @@ class Call:
             *(CallOptions("matmul"), self.case.weight.format, self.case.problem, jaxpr),
             *(self.shape, 1, shapes, self.gated, self.by_group),
         )
-        found = packed_epilogue._folded(product)
+        found = product.folded(ASSUMED_GPU)
         assert not isinstance(found, str), found
-        return *found, product
+        return found.problem, found.operands, product
 
     @property
     def problem(self):

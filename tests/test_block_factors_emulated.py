@@ -14,7 +14,7 @@ from mistakes import Mistake
 from mutants import WRONG, mutants
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import epilogue
+from jax_tcgemm.device import fused
 from jax_tcgemm.primitives import epilogue_dot_general
 from jax_tcgemm.primitives.encodings.block_scaled import BlockScaled
 from jax_tcgemm.problem.call_options import CallOptions
@@ -136,7 +136,7 @@ def softened(acc, bias):
 
 
 @functools.cache
-def planned() -> epilogue.Plan:
+def planned() -> fused.Plan:
     """Of a batch, with a function, and blocks of two rows of K that end short."""
     types = [jax.ShapeDtypeStruct(x, jnp.float8_e4m3fn) for x in ((BATCH, M, K), (BATCH, N, K))]
     types += [jax.ShapeDtypeStruct(x, jnp.float32) for x in ((BATCH, M // 2, 4), (1, 2, 2))]
@@ -149,7 +149,7 @@ def planned() -> epilogue.Plan:
         "function": jax.make_jaxpr(softened)(acc, types[-1]),
     }
     product = epilogue_dot_general.product_of(*types, params)
-    return epilogue.make_plan(product, selection.target_device("cuda"))
+    return fused.make_plan(product, selection.target_device("cuda"))
 
 
 def planned_kernel():

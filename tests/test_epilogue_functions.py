@@ -552,9 +552,9 @@ def test_explain_finds_products_of_the_function_itself():
 
 
 def test_explain_shows_generated_code(monkeypatch):
-    from jax_tcgemm.device import epilogue
+    from jax_tcgemm.device import fused
 
-    monkeypatch.setattr(epilogue.Plan, "code", "struct Epilogue {};\n", raising=False)
+    monkeypatch.setattr(fused.Plan, "code", "struct Epilogue {};\n", raising=False)
     x, w = jnp.ones((M, K)), jnp.ones((K, N))
     report = jax_tcgemm.explain(ours(soft_cap), x, w, platform="cpu", source=True)
     assert report[0].code == "struct Epilogue {};\n"

@@ -144,15 +144,14 @@ class Call:
         )
         shapes = tuple(x.shape for x in self.operands)
         num_rhs = self.num_b if pair is None else 1
-        found = epilogue._folded(
-            epilogue.Product(product, jaxpr, shapes, num_rhs, pair), ASSUMED_GPU
-        )
+        whole = epilogue.Product(product, jaxpr, shapes, num_rhs, pair)
+        found = whole.folded(ASSUMED_GPU)
         assert not isinstance(found, str), found
-        return found[2:]
+        return found
 
     def kernels(self):
         """By their configs those that run the function, and by "" what others leave it to."""
-        function = self.folded[0].epilogue.function
+        function = self.folded.problem.epilogue.function
         struct = f"tcgemm::elementwise::{function.name}"
         configs = WGMMA if self.num_b == 1 else GATED
         if self.weights == "alternating":
@@ -175,12 +174,13 @@ class Call:
     def bare_kernels(self, implementation, config):
         """Those of a config that run no function."""
         candidate = implementations.Candidate(implementation, config, "")
-        kernels = implementations.kernels(candidate, self.folded[0], ASSUMED_GPU)
+        kernels = implementations.kernels(candidate, self.folded.problem, ASSUMED_GPU)
         return [kernel for kernel in kernels if not kernel.definitions]
 
     def check(self, emulator, **how):
         """All results, in any order of threads."""
-        problem, used, levels = self.folded
+        folded = self.folded
+        problem, used, levels = folded.problem, folded.operands, folded.levels
         function, rng = problem.epilogue.function, np.random.default_rng(0)
         a = rng.integers(-2, 3, (problem.batch, problem.m, self.k)).astype(BF16)
         shape = self.num_b, problem.batch, self.k, problem.n
@@ -381,9 +381,9 @@ def check_form(emulator, monkeypatch, name, config, seed=0):
     case = FORMS[name]
 
     def call(problem, choice, operands, results, aliases):
-        num_rights = len(operands) - 1 - len(case.folded[3])
+        num_rights = len(operands) - 1 - len(case.folded.operands)
         names = ["a", "b", "b_up"][: 1 + num_rights]
-        names += [f"function operand {i}" for i in range(len(case.folded[3]))]
+        names += [f"function operand {i}" for i in range(len(case.folded.operands))]
         ((place, _),) = aliases.items() if aliases else [(None, 0)]
         found = emulator.run(
             problem,

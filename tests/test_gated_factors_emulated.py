@@ -14,7 +14,7 @@ from mistakes import Mistake
 from mutants import mutants
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import epilogue
+from jax_tcgemm.device import fused
 from jax_tcgemm.primitives import epilogue_dot_general
 from jax_tcgemm.primitives.encodings.block_scaled import BlockScaled
 from jax_tcgemm.problem.block_scales import BlockScales
@@ -65,7 +65,7 @@ class Case:
         ]
 
     @functools.cached_property
-    def plan(self) -> epilogue.Plan:
+    def plan(self) -> fused.Plan:
         a, b = self.scales
         shapes = a.operand_shape, (2, *b.operand_shape), a.shape, (2, *b.shape)
         types = [
@@ -81,7 +81,7 @@ class Case:
             "function": jax.make_jaxpr(layer)(acc, acc, *types[-2:]),
         }
         product = epilogue_dot_general.product_of(*types, params)
-        return epilogue.make_plan(product, selection.target_device("cuda"))
+        return fused.make_plan(product, selection.target_device("cuda"))
 
     def kernel(self, config):
         """Of a config that runs the function."""
@@ -183,7 +183,7 @@ def pulled_back():
         "function": jax.make_jaxpr(lambda *x: [function(*x)])(acc, saved, saved),
     }
     product = epilogue_dot_general.product_of(*types, saved, saved, params)
-    return function, epilogue.make_plan(product, selection.target_device("cuda"))
+    return function, fused.make_plan(product, selection.target_device("cuda"))
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +209,7 @@ def test_derivative(kernels_behind, config):
         **dict(zip(("a_factors", "b_factors"), map(np.asarray, folded), strict=True)),
         **{"function operand 0": gate, "function operand 1": up},
     }
-    assert plan.operands == (0, 1)
+    assert plan.folded.operands == (0, 1)
     (got,) = kernels_behind.run(plan.problem, arrays, implementation="wgmma", config=config)
     pairs = zip(plan.product.scales, scales, strict=True)
     spread = [np.asarray(x.spread(own), np.float64) for x, own in pairs]

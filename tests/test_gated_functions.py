@@ -358,18 +358,19 @@ def folded(lhs_shape, rhs_shape, contracted, batch=(), num_rhs=1, pair=None, dty
         permutation=tuple(range(len(out))),
         precision=None,
     )
-    return epilogue._folded(epilogue.Product(product, function, (), num_rhs, pair), ASSUMED_GPU)
+    return epilogue.Product(product, function, (), num_rhs, pair).folded(ASSUMED_GPU)
 
 
 def test_both_matrices_are_read_where_they_are():
-    _, fold, problem, operands, _ = folded((6, 4, K), (K, 2, N), ((2,), (0,)), pair=2)
+    found = folded((6, 4, K), (K, 2, N), ((2,), (0,)), pair=2)
+    problem = found.problem
     assert (problem.m, problem.n, problem.k, problem.b.ld) == (24, N, K, 2 * N)
     assert problem.epilogue.gated
     assert problem.epilogue.up_offset == N
-    assert (fold.num_copies, operands) == (0, ())
-    _, _, problem, *_ = folded((M, K), (2, N, K), ((1,), (2,)), pair=1)
+    assert (found.fold.num_copies, found.operands) == (0, ())
+    problem = folded((M, K), (2, N, K), ((1,), (2,)), pair=1).problem
     assert (problem.b.transposed, problem.epilogue.up_offset) == (True, N * K)
-    _, _, problem, *_ = folded((3, M, K), (3, K, N), ((2,), (1,)), (0,), num_rhs=2)
+    problem = folded((3, M, K), (3, K, N), ((2,), (1,)), (0,), num_rhs=2).problem
     assert problem.epilogue.gated
     assert (problem.batch, problem.n, problem.epilogue.up_offset) == (3, N, 0)
     assert "kIsGated = true" in problem.epilogue.function.definitions

@@ -17,7 +17,7 @@ from mistakes import Mistake
 from mutants import WRONG, mutants
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import grouped_epilogue
+from jax_tcgemm.device import fused
 from jax_tcgemm.kernels import nvrtc
 from jax_tcgemm.primitives import epilogue_ragged_dot
 from jax_tcgemm.problem.call_options import CallOptions
@@ -65,7 +65,7 @@ class Case:
         return (*self.batch, *a), (*self.batch, *b)
 
     @functools.cached_property
-    def plan(self) -> grouped_epilogue.Plan:
+    def plan(self) -> fused.Plan:
         m, groups = self.extents
         dtype, i32, f32, batch = DTYPES[self.dtype], jnp.int32, jnp.float32, self.batch
         shapes = ((*batch, m, self.k), dtype), ((*batch, groups, self.k, 2, self.n), dtype)
@@ -83,7 +83,7 @@ class Case:
             "function": jax.make_jaxpr(layer)(acc, acc, types[-2], of_rows),
         }
         product = epilogue_ragged_dot.product_of(*types, params)
-        return grouped_epilogue.make_plan(product, selection.target_device("cuda"))
+        return fused.make_plan(product, selection.target_device("cuda"))
 
     @property
     def kernel(self):
@@ -113,7 +113,7 @@ class Case:
             wide[i] *= np.asarray(own.spread(values), np.float64)
         bias = rng.integers(-9, 9, self.n).astype(np.float32)
         scale = rng.integers(1, 9, (*self.batch, groups, 1, 1)).astype(np.float32)
-        for i, place in enumerate(plan.operands):
+        for i, place in enumerate(plan.folded.operands):
             arrays[f"function operand {i}"] = (bias, scale)[place]
         found = emulator.run(plan.problem, arrays, implementation="wgmma", config=CONFIG, seed=seed)
         accs = np.zeros((2, number, m, self.n), np.float32)

@@ -16,7 +16,7 @@ from mistakes import Mistake
 from mutants import WRONG, mutants
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import grouped_epilogue
+from jax_tcgemm.device import fused
 from jax_tcgemm.kernels import nvrtc
 from jax_tcgemm.primitives import epilogue_ragged_dot
 from jax_tcgemm.problem.call_options import CallOptions
@@ -140,7 +140,7 @@ def softened(acc, bias, scale):
 
 
 @functools.cache
-def planned() -> grouped_epilogue.Plan:
+def planned() -> fused.Plan:
     """Of blocks of two tokens and of blocks of k that end short, with a function."""
     f8, i32 = jnp.float8_e4m3fn, jnp.int32
     shapes = ((M, K), f8), ((GROUPS, K, N), f8), ((GROUPS,), i32), ((1,), i32)
@@ -157,7 +157,7 @@ def planned() -> grouped_epilogue.Plan:
         "function": jax.make_jaxpr(lambda *x: [softened(*x)])(acc, types[-2], of_rows),
     }
     product = epilogue_ragged_dot.product_of(*types, params)
-    return grouped_epilogue.make_plan(product, selection.target_device("cuda"))
+    return fused.make_plan(product, selection.target_device("cuda"))
 
 
 def planned_kernel():
@@ -177,7 +177,8 @@ def check_planned(emulator):
     arrays = {"a": a.astype(DTYPES[E4M3]), "b": b.astype(DTYPES[E4M3]), **group_arrays(PLANNED)}
     arrays |= dict(zip(("a_factors", "b_factors"), map(np.asarray, folded), strict=True))
     given = bias.astype(np.float32), factor.astype(np.float32)
-    arrays |= {f"function operand {i}": given[number] for i, number in enumerate(plan.operands)}
+    numbers = enumerate(plan.folded.operands)
+    arrays |= {f"function operand {i}": given[number] for i, number in numbers}
     (found,) = emulator.run(plan.problem, arrays, implementation="wgmma", config=WIDE)
     of_a = np.repeat(np.repeat(scales[0], 2, 0), 128, 1)[:, :K]
     of_b = np.repeat(np.repeat(scales[1], 72, 1), 256, 2)[:, :N, :K]

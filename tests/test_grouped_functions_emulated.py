@@ -132,9 +132,9 @@ class Call:
         jaxpr = jax.make_jaxpr(self.function)(*accs, *self.given(groups))
         shapes = tuple(x.shape for x in self.operands)
         whole = grouped_epilogue.Product(product, jaxpr, shapes, self.by_group)
-        found = grouped_epilogue._folded(whole, ASSUMED_GPU)
+        found = whole.folded(ASSUMED_GPU)
         assert not isinstance(found, str), found
-        return found[1:]
+        return found
 
     @property
     def configs(self):
@@ -142,13 +142,13 @@ class Call:
         return [SHARES_WEIGHTS] if alone else [*CONFIGS]
 
     def kernel(self, config):
-        function = self.folded[0].function
+        function = self.folded.problem.function
         own = wgmma_ragged(CONFIGS[config], f"Function<tcgemm::elementwise::{function.name}>")
         return dataclasses.replace(own, definitions=function.definitions)
 
     def check(self, emulator, config, **how):
         """All results; rows of no group are zeros in each."""
-        problem, used = self.folded
+        problem, used = self.folded.problem, self.folded.operands
         rng, batch = np.random.default_rng(0), self.batch_shape
         halves = (2,) if self.gated else ()
         a = rng.integers(-2, 3, (*batch, NUM_ROWS if self.gathered else self.num_rows, K))

@@ -436,10 +436,10 @@ def test_where_a_kernel_finds_gate_and_up(pair_first):
         precision=canonical_precision("matmul", X6),
     )
     function = jax.make_jaxpr(lambda gate, up: gate * up)(*[jnp.zeros((m, n))] * 2)
-    folded = epilogue._folded(epilogue.Product(bare, function, (), 1, 1), ASSUMED_GPU)
+    folded = epilogue.Product(bare, function, (), 1, 1).folded(ASSUMED_GPU)
     assert not isinstance(folded, str), folded
-    own, fold, problem, _, _ = folded
-    own = parts.split_by_xla(own)
+    fold, problem = folded.fold, folded.problem
+    own = parts.split_by_xla(folded.numerics)
     a, b = (
         widened(dense.prepare(y, bare, own, fold, is_rhs=is_rhs)).ravel()
         for is_rhs, y in enumerate((x, w))

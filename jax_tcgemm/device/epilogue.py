@@ -1,9 +1,8 @@
 """The device-local product with a function as its epilogue: fold, say where operands lie, choose.
 
-`make_plan` decides everything from shapes and dtypes, and `product_with_epilogue` carries out a
-plan that is fused. A factor and a residual alone are alpha and beta of the product, which libraries
-and the host have, too. What no implementation runs as one call is run unfused: as a plain product,
-which is planned in its own right, and what XLA makes of the function. The plan says why.
+A factor and a residual alone are alpha and beta of the product, which libraries and the host have,
+too. What no implementation runs as one call is run unfused: as a plain product, which is planned in
+its own right, and what XLA makes of the function. The plan says why.
 """
 
 import dataclasses
@@ -17,21 +16,16 @@ from jax import lax
 from jax.extend import core
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import dense
+from jax_tcgemm.device import dense, fused
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.folding import Fold
-from jax_tcgemm.device.fused import (
-    Fusible,
-    out_dtype_of,
-    refuse_to_fuse,
-    runs_on_cpu_by_xla,
-    unfused,
-)
+from jax_tcgemm.device.fused import FusibleProduct, Plan, out_dtype_of, unfused
 from jax_tcgemm.device.levels import Levels, placed_function, strides_of
 from jax_tcgemm.device.times_apart import TimesApart, times_apart
 from jax_tcgemm.epilogues import InexpressibleError, emit
 from jax_tcgemm.epilogues.joins import results_apart
 from jax_tcgemm.problem.block_scales import BlockScales
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.epilogue import Epilogue
 from jax_tcgemm.problem.function import Function, Result
@@ -41,7 +35,7 @@ from jax_tcgemm.problem.precision import Numerics
 
 
 @dataclasses.dataclass(frozen=True)
-class Product:
+class Product(FusibleProduct):
     """A product of given shapes and its epilogue: what a primitive call says.
 
     Attributes:
@@ -58,6 +52,8 @@ class Product:
         of a symmetric product results are, too.
     """
 
+    kind = "gemm"
+
     product: dense.Product
     function: core.ClosedJaxpr
     operand_shapes: tuple[tuple[int, ...], ...] = ()
@@ -66,6 +62,11 @@ class Product:
     in_place: int | None = None
     scales: tuple[BlockScales, BlockScales] | None = None
     symmetric: bool = False
+
+    @property
+    def options(self) -> CallOptions:
+        """Options of the call."""
+        return self.product.options
 
     @property
     def num_accumulators(self) -> int:
@@ -78,58 +79,78 @@ class Product:
         shape, pair = self.product.result_shape, self.pair
         return shape if pair is None else (*shape[:pair], *shape[pair + 1 :])
 
+    def on_device(self, device: selection.Device) -> "Product":
+        """Return the product with the precision of the device."""
+        return dataclasses.replace(self, product=dense.of_device(self.product, device))
+
+    def plan(self, device: selection.Device, obstacle: str) -> Plan:
+        """Return the plan with alpha and beta or with the function in the kernel."""
+        scaled = None if obstacle else _scaled_plan(self, device)
+        is_scaling = device.platform != "cuda" or self.options.implementation in _SCALING
+        if scaled is not None and is_scaling:
+            return scaled
+        found = super().plan(device, obstacle)
+        if scaled is None or selection.is_forced(self.options):
+            return found
+        times = [selection.predicted_us(x.problem, device) for x in (scaled, found) if x.is_fused]
+        is_faster = None not in times and times and times[0] == min(times)
+        return scaled if scaled.is_fused and (is_faster or not found.is_fused) else found
+
+    def folded(self, device: selection.Device) -> "Folded | str":
+        """Return the problem with the function in its epilogue, or why there is none."""
+        return _folded(self, device)
+
+    def select(self, folded: "Folded", device: selection.Device) -> selection.Choice:
+        """Select what runs the product, unfused where the cost model predicts less for that."""
+        compared = ""
+        # With block scales, XLA multiplies operands that are dequantized first. Batch-invariant
+        # calls need one implementation of the epilogue for any number of rows.
+        if not selection.is_forced(self.options) and self.scales is None:
+            gains, compared = _compared(self, folded, device)
+            if not gains:
+                return unfused(compared)
+        nominal = dense.of_nominal_rows(folded.problem, folded.fold, self.options)
+        choice = selection.select(self.options, folded.problem, device, nominal=nominal)
+        if compared:
+            choice = dataclasses.replace(choice, why=f"{choice.why}; {compared}")
+        return choice
+
+    def copies(self, plan: Plan) -> tuple[str, ...]:
+        """Return those of the product."""
+        return dense.copies(self.product, plan.folded.numerics, plan.folded.fold)
+
+    def xla_us(self, plan: Plan, device: selection.Device) -> float | None:
+        """Return the estimated time of XLA's products and its loop."""
+        if self.scales is not None or device.platform != "cuda":
+            return None
+        if plan.folded.levels is None:
+            return super().xla_us(plan, device)
+        apart = _apart(self, plan.folded, device)
+        return apart and apart.xla_us
+
+    def run(self, plan: Plan, *arguments: jax.Array) -> list[jax.Array]:
+        """Return the results' arrays, in the order of the first of each."""
+        return (_scaled if plan.folded.levels is None else _with_function)(plan, *arguments)
+
 
 @dataclasses.dataclass(frozen=True)
-class Plan(Fusible):
-    """How a product with an epilogue runs on one device.
+class Folded(fused.Folded):
+    """A product with its epilogue as one matrix product.
 
-    `problem`, `numerics` and `fold` are None where it can only be run unfused, for the reason in
-    `choice.why`. With a problem, too, `choice.implementation` may be "xla": unfused. `operands` are
-    those of the function that the call takes, in their order there. `levels` says what the result's
-    dimensions are in the problem; None where the epilogue is alpha and beta of that.
+    Attributes:
+      problem: the problem.
+      numerics: how it is computed.
+      fold: how the product is folded.
+      operands: those of the function that the call takes, in their order there.
+      levels: what the result's dimensions are in the problem; None where the epilogue is alpha and
+        beta of that.
     """
 
-    product: Product
-    numerics: Numerics | None
-    fold: Fold | None
-    problem: Problem | None
+    problem: Problem
+    numerics: Numerics
+    fold: Fold
     operands: tuple[int, ...]
     levels: Levels | None
-    choice: selection.Choice
-
-    @property
-    def copies(self) -> tuple[str, ...]:
-        """Every array that XLA must rewrite for the call."""
-        if not self.is_fused:
-            return ()
-        return dense.copies(self.product.product, self.numerics, self.fold)
-
-
-def make_plan(product: Product, device: selection.Device, obstacle: str = "") -> Plan:
-    """Folds a product with its epilogue and chooses what runs it.
-
-    Args:
-      product: the product.
-      device: the device it will run on.
-      obstacle: a phrase saying why it can only be run unfused; "" when it need not.
-
-    Returns:
-      The plan.
-
-    Raises:
-      ValueError: when an implementation was forced that cannot run it.
-    """
-    product = dataclasses.replace(product, product=dense.of_device(product.product, device))
-    options = product.product.options
-    scaled = None if obstacle else _scaled_plan(product, device)
-    if scaled is not None and (device.platform != "cuda" or options.implementation in _SCALING):
-        return scaled
-    found = _function_plan(product, device, obstacle)
-    if scaled is None or selection.is_forced(options):
-        return found
-    times = [selection.predicted_us(x.problem, device) for x in (scaled, found) if x.is_fused]
-    is_faster = None not in times and times and times[0] == min(times)
-    return scaled if scaled.is_fused and (is_faster or not found.is_fused) else found
 
 
 # Implementations with alpha and beta, and without epilogues, or with few.
@@ -159,40 +180,13 @@ def _scaled_plan(product: Product, device: selection.Device) -> Plan | None:
     nominal = dense.of_nominal_rows(problem, fold, bare.options)
     choice = selection.select(bare.options, problem, device, nominal=nominal)
     product = dataclasses.replace(product, product=bare)
-    return Plan(product, numerics, fold, problem, operands, None, choice)
+    return Plan(product, Folded(problem, numerics, fold, operands, None), choice)
 
 
 _FLOATS = ("f16", "bf16", "f32", "f64")
 
 
-def _function_plan(product: Product, device: selection.Device, obstacle: str) -> Plan:
-    """The plan with a function in the kernel."""
-    bare = product.product
-    options = bare.options
-    if runs_on_cpu_by_xla(options, device):
-        return _unfused(product, unfused(obstacle or "on the CPU XLA runs the function"))
-    folded = obstacle or _folded(product, device)
-    if isinstance(folded, str):
-        return _unfused(product, refuse_to_fuse(options, device, "gemm", folded))
-    _, fold, problem, operands, _ = folded
-    compared = ""
-    # With block scales, XLA multiplies operands that are dequantized first. Batch-invariant calls
-    # need one implementation of the epilogue for any number of rows.
-    is_free = not selection.is_forced(options)
-    if is_free and product.scales is None:
-        gains, compared = _compared(product, problem, operands, device)
-        if not gains:
-            return _unfused(product, unfused(compared))
-    nominal = dense.of_nominal_rows(problem, fold, options)
-    choice = selection.select(options, problem, device, nominal=nominal)
-    if compared:
-        choice = dataclasses.replace(choice, why=f"{choice.why}; {compared}")
-    return Plan(product, *folded, choice)
-
-
-def _compared(
-    product: Product, problem: Problem, operands, device: selection.Device
-) -> tuple[bool, str]:
+def _compared(product: Product, folded: Folded, device: selection.Device) -> tuple[bool, str]:
     """Whether one call is worth it, and the times that say so; where none are known it is.
 
     It is where
@@ -201,39 +195,22 @@ def _compared(
 
     by the cost model, as `times_apart` has the right side.
     """
-    apart = _apart(product, problem, operands, device)
-    fused = selection.predicted_us(problem, device)
-    if apart is None or fused is None:
+    apart, one_us = _apart(product, folded, device), selection.predicted_us(folded.problem, device)
+    if apart is None or one_us is None:
         return True, ""
-    if fused < apart.product_us + apart.loop_us:
+    if one_us < apart.product_us + apart.loop_us:
         return True, f"apart they would take {apart}"
-    return False, f"the cost model predicts {fused:.4g} us for one call, {apart}"
+    return False, f"the cost model predicts {one_us:.4g} us for one call, {apart}"
 
 
-def _apart(
-    product: Product, problem: Problem, operands, device: selection.Device
-) -> TimesApart | None:
-    numbers = product.num_accumulators, product.num_rhs
-    return times_apart(product.product, product.function, *numbers, operands, problem, device)
-
-
-def xla_us(plan: Plan, device: selection.Device) -> float | None:
-    """Return the estimated time of XLA's products and its loop in place of a plan's call."""
-    if plan.problem is None or plan.product.scales is not None or device.platform != "cuda":
-        return None
-    if plan.levels is None:
-        return selection.xla_us(plan.problem, device)
-    apart = _apart(plan.product, plan.problem, plan.operands, device)
-    return apart and apart.xla_us
-
-
-def _unfused(product: Product, choice: selection.Choice) -> Plan:
-    return Plan(product, None, None, None, (), None, choice)
+def _apart(product: Product, folded: Folded, device: selection.Device) -> TimesApart | None:
+    numbers, own = (product.num_accumulators, product.num_rhs), (folded.operands, folded.problem)
+    return times_apart(product.product, product.function, *numbers, *own, device)
 
 
 @functools.lru_cache(maxsize=1024)
-def _folded(product: Product, device: selection.Device):
-    """What a `Plan` has of it, or what stands against it."""
+def _folded(product: Product, device: selection.Device) -> Folded | str:
+    """The product as one problem, or what stands against it."""
     one, alternate = _one_of_stacked(product), False
     if one is None and (one := _one_of_alternating(product)) is not None:
         alternate = True
@@ -288,7 +265,8 @@ def _folded(product: Product, device: selection.Device):
     epilogue = dataclasses.replace(problem.epilogue, function=function)
     problem = dataclasses.replace(problem, out_dtype=out_dtype, epilogue=epilogue)
     symmetric = problem.symmetric and _keeps_symmetry(product, function)
-    return numerics, fold, dataclasses.replace(problem, symmetric=symmetric), operands, levels
+    problem = dataclasses.replace(problem, symmetric=symmetric)
+    return Folded(problem, numerics, fold, operands, levels)
 
 
 def _keeps_symmetry(product: Product, function: Function) -> bool:
@@ -382,11 +360,10 @@ def _in_levels(problem: Problem, batch_inner: int) -> Problem:
     return dataclasses.replace(problem, batch_inner=batch_inner, a=a, b=b)
 
 
-def product_with_epilogue(plan: Plan, lhs, *others) -> list[jax.Array]:
-    """Carries out a plan that is fused: the results' arrays, in the order of the first of each."""
-    if plan.levels is None:
-        return [_scaled(plan, lhs, *others)]
-    numerics, fold, function = plan.numerics, plan.fold, plan.problem.epilogue.function
+def _with_function(plan: Plan, lhs, *others) -> list[jax.Array]:
+    """Carries out the call with a function in the kernel."""
+    folded, function = plan.folded, plan.problem.epilogue.function
+    numerics, fold = folded.numerics, folded.fold
     rights, operands = others[: plan.product.num_rhs], others[plan.product.num_rhs :]
     bare = plan.product.product
     factors = [
@@ -403,15 +380,15 @@ def product_with_epilogue(plan: Plan, lhs, *others) -> list[jax.Array]:
             factors.append((jax.vmap(x.folded) if has_two else x.folded)(own))
     product = plan.product
     extents = plan.problem.batch, plan.problem.m, plan.problem.n
-    made = Made(function, product.function, product.shape, extents, plan.levels)
+    made = Made(function, product.function, product.shape, extents, folded.levels)
     results = made.arrays(plan.problem.out_dtype)
-    given = [stored(operands[i]) for i in plan.operands]
+    given = [stored(operands[i]) for i in folded.operands]
     aliases = None
     # cuBLASLt does not promise to read an operand before it writes.
     may_alias = plan.choice.implementation != "cublaslt" and function.order[0] == 0
     may_alias &= not function.results[0].over
-    if may_alias and product.in_place in plan.operands:
-        place = plan.operands.index(product.in_place)
+    if may_alias and product.in_place in folded.operands:
+        place = folded.operands.index(product.in_place)
         own, d = given[place], results[0]
         if own.dtype == d.dtype and own.size == math.prod(d.shape):
             given[place] = lax.reshape(own, d.shape)
@@ -464,22 +441,24 @@ class Made:
         return dict(zip(numbers, self.function.out_avals, strict=True))
 
 
-def _scaled(plan: Plan, lhs, rhs, *operands) -> jax.Array:
+def _scaled(plan: Plan, lhs, rhs, *operands) -> list[jax.Array]:
     """Carries out the call with alpha and beta."""
-    product, numerics, fold = plan.product.product, plan.numerics, plan.fold
+    product, own = plan.product.product, plan.folded
+    numerics, fold = own.numerics, own.fold
     a = dense.prepare(lhs, product, numerics, fold)
     b = dense.prepare(rhs, product, numerics, fold, is_rhs=True)
     a, b = (b, a) if fold.swapped else (a, b)
-    residual = operands[plan.operands[0]].astype(numerics.out_dtype) if plan.operands else None
-    return dense.local_gemm(
+    residual = operands[own.operands[0]].astype(numerics.out_dtype) if own.operands else None
+    out = dense.local_gemm(
         plan.problem,
         a,
         b,
         residual,
-        in_place=plan.product.in_place in plan.operands,
+        in_place=plan.product.in_place in own.operands,
         choice=plan.choice,
         shape=product.result_shape,
     )
+    return [out]
 
 
 def result_arrays(problem: Problem) -> list[jax.ShapeDtypeStruct]:

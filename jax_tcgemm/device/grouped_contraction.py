@@ -13,18 +13,17 @@ import numpy as np
 from jax_tcgemm import selection
 from jax_tcgemm.device import grouped
 from jax_tcgemm.device.call import call
-from jax_tcgemm.device.fused import Fusible
+from jax_tcgemm.device.fused import Plan
+from jax_tcgemm.device.grouped_epilogue import Folded, GroupedProduct
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.dtypes import DTYPES
-from jax_tcgemm.problem.precision import Numerics
-from jax_tcgemm.problem.ragged import RaggedProblem
 
 # A row of an operand begins on 16 bytes.
 _TOKENS_AT_ONCE = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Product:
+class Product(GroupedProduct):
     """What one call of the primitive says (primitives/scaled_ragged_contraction.py).
 
     Attributes:
@@ -35,65 +34,44 @@ class Product:
     product: grouped.Product
     scales: tuple[BlockScales, BlockScales]
 
+    def runs_by_xla(self, device: selection.Device) -> bool:
+        """Return False: `folded` and `refuse_to_fuse` say what a CPU does."""
+        del device
+        return False
 
-@dataclasses.dataclass(frozen=True)
-class Plan(Fusible):
-    """How it runs on one device.
+    def folded(self, device: selection.Device) -> Folded | str:
+        """Return the problem with the scales, or why there is none."""
+        if device.platform == "cpu":
+            return "the CPU multiplies what is dequantised"
+        return _folded(self, device)
 
-    `problem` and `numerics` are None where it can only be run unfused, for the reason in
-    `choice.why`; so it is, too, where `choice.implementation` is "xla".
-    """
+    def refuse_to_fuse(self, device: selection.Device, why: str) -> selection.Choice:
+        """Return the choice of a contraction that cannot be fused, as a plain product's."""
+        choice = selection.select(self.options, None, device, kind=self.kind, obstacle=why)
+        return dataclasses.replace(choice, why=f"unfused: {why}")
 
-    product: Product
-    numerics: Numerics | None
-    problem: RaggedProblem | None
-    choice: selection.Choice
+    def copies(self, plan: Plan) -> tuple[str, ...]:
+        """Return those of the product, and operands that are padded."""
+        names = ("lhs", "rhs") if plan.problem.k != self.product.k else ()
+        padded = (f"{name} padded to {plan.problem.k} tokens" for name in names)
+        return (*super().copies(plan), *padded)
 
-    @property
-    def copies(self) -> tuple[str, ...]:
-        """Every array that XLA must rewrite for the call."""
-        is_padded = self.is_fused and self.problem.k != self.product.product.k
-        padded = (f"{name} padded to {self.problem.k} tokens" for name in ("lhs", "rhs"))
-        return (*self.bare.copies, *(padded if is_padded else ()))
-
-    @property
-    def bare(self) -> grouped.Plan:
-        """Of the product alone."""
-        return grouped.Plan(self.product.product, self.numerics, self.problem, self.choice)
-
-
-def make_plan(product: Product, device: selection.Device, obstacle: str = "") -> Plan:
-    """Chooses what runs a contraction.
-
-    Args:
-      product: the product.
-      device: the device it will run on.
-      obstacle: a phrase saying why it can only be run unfused; "" when it need not.
-
-    Returns:
-      The plan.
-
-    Raises:
-      ValueError: when an implementation was forced that cannot run it.
-    """
-    own = product.product
-    if device.platform == "cpu":
-        obstacle = obstacle or "the CPU multiplies what is dequantised"
-    folded = obstacle or _folded(product, device)
-    if isinstance(folded, str):
-        choice = selection.select(own.options, None, device, kind="ragged", obstacle=folded)
-        return Plan(product, None, None, dataclasses.replace(choice, why=f"unfused: {folded}"))
-    numerics, problem = folded
-    nominal = grouped.of_nominal_rows(problem, own.options)
-    choice = selection.select(own.options, problem, device, nominal=nominal)
-    if choice.implementation == selection.XLA:
-        choice = dataclasses.replace(choice, why=f"unfused: {choice.why}")
-    return Plan(product, numerics, problem, choice)
+    def run(self, plan: Plan, *arguments: jax.Array) -> list[jax.Array]:
+        """Return the result, from lhs, rhs, group_sizes, group_offset and scales of lhs and rhs."""
+        (*operands, group_sizes, group_offset), scales = arguments[:4], arguments[4:]
+        problem, product = plan.problem, self.product
+        if more := problem.k - product.k:
+            operands = [jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, more)]) for x in operands]
+        given = grouped.prepared(self.bare(plan), *operands, group_sizes, group_offset)
+        given += [x.folded(own) for x, own in zip(self.scales, scales, strict=True)]
+        shape = (*product.batch_shape, product.groups, product.m, product.n)
+        result = jax.ShapeDtypeStruct(shape, np.dtype(DTYPES[problem.out_dtype]))
+        return call(problem, plan.choice, given, [result])
 
 
 @functools.lru_cache(maxsize=1024)
-def _folded(product: Product, device: selection.Device) -> tuple[Numerics, RaggedProblem] | str:
-    """What a `Plan` has of it, or what stands against it."""
+def _folded(product: Product, device: selection.Device) -> Folded | str:
+    """The contraction as one problem, or what stands against it."""
     own = product.product
     numerics = grouped.numerics_of(own, device)
     if isinstance(numerics, str):
@@ -103,17 +81,4 @@ def _folded(product: Product, device: selection.Device) -> tuple[Numerics, Ragge
     k = -(-own.k // _TOKENS_AT_ONCE) * _TOKENS_AT_ONCE
     problem = grouped.problem_of(dataclasses.replace(own, k=k), numerics, device.platform)
     factors = tuple(dataclasses.replace(x.factors(1), inner_stride=0) for x in product.scales)
-    return numerics, dataclasses.replace(problem, tokens_last=True, factors=factors)
-
-
-def contraction(plan: Plan, lhs, rhs, group_sizes, group_offset, *scales) -> jax.Array:
-    """Carries out a plan that is fused."""
-    problem, product = plan.problem, plan.product.product
-    more = problem.k - product.k
-    if more:
-        lhs, rhs = (jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, more)]) for x in (lhs, rhs))
-    given = grouped.prepared(plan.bare, lhs, rhs, group_sizes, group_offset)
-    given += [x.folded(own) for x, own in zip(plan.product.scales, scales, strict=True)]
-    shape = (*product.batch_shape, product.groups, product.m, product.n)
-    result = jax.ShapeDtypeStruct(shape, np.dtype(DTYPES[problem.out_dtype]))
-    return call(problem, plan.choice, given, [result])[0]
+    return Folded(dataclasses.replace(problem, tokens_last=True, factors=factors), numerics)

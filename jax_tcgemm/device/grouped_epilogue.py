@@ -13,26 +13,50 @@ from jax import lax
 from jax.extend import core
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import grouped
+from jax_tcgemm.device import fused, grouped
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.epilogue import carried, stored
-from jax_tcgemm.device.fused import (
-    Fusible,
-    out_dtype_of,
-    refuse_to_fuse,
-    runs_on_cpu_by_xla,
-    unfused,
-)
+from jax_tcgemm.device.fused import FusibleProduct, Plan, out_dtype_of
 from jax_tcgemm.device.levels import Levels, placed_function, strides_of
 from jax_tcgemm.epilogues import InexpressibleError, emit
 from jax_tcgemm.problem.block_scales import BlockScales
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.precision import Numerics
 from jax_tcgemm.problem.ragged import RaggedProblem
 
 
+class GroupedProduct(FusibleProduct):
+    """A grouped product that may be fused.
+
+    Attributes:
+      product: the product itself.
+    """
+
+    kind = "ragged"
+
+    product: grouped.Product
+
+    @property
+    def options(self) -> CallOptions:
+        """Options of the call."""
+        return self.product.options
+
+    def of_nominal_rows(self, folded: "Folded") -> RaggedProblem | None:
+        """Return the problem with as many rows as select a batch-invariant kernel, or None."""
+        return grouped.of_nominal_rows(folded.problem, self.options)
+
+    def copies(self, plan: Plan) -> tuple[str, ...]:
+        """Return those of the product."""
+        return self.bare(plan).copies
+
+    def bare(self, plan: Plan) -> grouped.Plan:
+        """Return a plan with only the product."""
+        return grouped.Plan(self.product, plan.folded.numerics, plan.problem, plan.choice)
+
+
 @dataclasses.dataclass(frozen=True)
-class Product:
+class Product(GroupedProduct):
     """A grouped product of form rows and its epilogue: what a primitive call says.
 
     Attributes:
@@ -60,68 +84,52 @@ class Product:
         """How many the function takes."""
         return 2 if self.product.gated else 1
 
+    def folded(self, device: selection.Device) -> "Folded | str":
+        """Return the problem with the function in its epilogue, or why there is none."""
+        return _folded(self, device)
+
+    def run(self, plan: Plan, *arguments: jax.Array) -> list[jax.Array]:
+        """Return the function's results.
+
+        Args:
+          plan: the plan.
+          *arguments: lhs, rhs, group_sizes, group_offset, gather if any, scales of lhs and rhs if
+            any, and the function's operands.
+        """
+        number = len(arguments) - len(self.operand_shapes)
+        num_factors, operands = number - len(self.scales), arguments[number:]
+        scales, function = arguments[num_factors:number], plan.problem.function
+        given = grouped.prepared(self.bare(plan), *arguments[:num_factors])
+        given[4:4] = [x.folded(own) for x, own in zip(self.scales, scales, strict=True)]
+        given += [stored(operands[i]) for i in plan.folded.operands]
+        dtypes = DTYPES[plan.problem.out_dtype], *(x.dtype for x in function.results[1:])
+        results = [jax.ShapeDtypeStruct(self.shape, np.dtype(dtype)) for dtype in dtypes]
+        found = call(plan.problem, plan.choice, given, results)
+        found[0] = carried(found[0], function.results[0].dtype)
+        types, ordered = self.function.out_avals, [None] * len(found)
+        for x, number in zip(found, function.order, strict=True):
+            ordered[number] = lax.convert_element_type(x, types[number].dtype)
+        return ordered
+
 
 @dataclasses.dataclass(frozen=True)
-class Plan(Fusible):
-    """How it runs on one device.
+class Folded(fused.Folded):
+    """A grouped product and what is fused with it as one problem.
 
-    `problem` and `numerics` are None where it can only be run unfused, for the reason in
-    `choice.why`; so it is, too, where `choice.implementation` is "xla". `operands` are those of the
-    function that the call takes, in their order there.
+    Attributes:
+      problem: the problem.
+      numerics: how it is computed.
+      operands: those of the function that the call takes, in their order there.
     """
 
-    product: Product
-    numerics: Numerics | None
-    problem: RaggedProblem | None
-    operands: tuple[int, ...]
-    choice: selection.Choice
-
-    @property
-    def copies(self) -> tuple[str, ...]:
-        """Every array that XLA must rewrite for the call."""
-        return self.bare.copies
-
-    @property
-    def bare(self) -> grouped.Plan:
-        """Of the product alone."""
-        return grouped.Plan(self.product.product, self.numerics, self.problem, self.choice)
-
-
-def make_plan(product: Product, device: selection.Device, obstacle: str = "") -> Plan:
-    """Chooses what runs a grouped product with its epilogue.
-
-    Args:
-      product: the product.
-      device: the device it will run on.
-      obstacle: a phrase saying why it can only be run unfused; "" when it need not.
-
-    Returns:
-      The plan.
-
-    Raises:
-      ValueError: when an implementation was forced that cannot run it.
-    """
-    bare = product.product
-    options = bare.options
-    if runs_on_cpu_by_xla(options, device):
-        return _unfused(product, unfused(obstacle or "on the CPU XLA runs the function"))
-    folded = obstacle or _folded(product, device)
-    if isinstance(folded, str):
-        return _unfused(product, refuse_to_fuse(options, device, "ragged", folded))
-    nominal = grouped.of_nominal_rows(folded[1], options)
-    choice = selection.select(options, folded[1], device, nominal=nominal)
-    if choice.implementation == selection.XLA:
-        choice = dataclasses.replace(choice, why=f"unfused: {choice.why}")
-    return Plan(product, *folded, choice)
-
-
-def _unfused(product: Product, choice: selection.Choice) -> Plan:
-    return Plan(product, None, None, (), choice)
+    problem: RaggedProblem
+    numerics: Numerics
+    operands: tuple[int, ...] = ()
 
 
 @functools.lru_cache(maxsize=1024)
-def _folded(product: Product, device: selection.Device):
-    """What a `Plan` has of it, or what stands against it."""
+def _folded(product: Product, device: selection.Device) -> Folded | str:
+    """The product as one problem, or what stands against it."""
     bare = product.product
     numerics = grouped.numerics_of(bare, device)
     if isinstance(numerics, str):
@@ -154,27 +162,4 @@ def _folded(product: Product, device: selection.Device):
         a, b = (x.factors(own) for x, own in zip(product.scales, inner, strict=True))
         factors = dataclasses.replace(a, inner_stride=0), b
         problem = dataclasses.replace(problem, factors=factors)
-    return numerics, problem, operands
-
-
-def product_with_epilogue(plan: Plan, factors, scales, operands) -> list[jax.Array]:
-    """Carries out a plan that is fused.
-
-    Args:
-      plan: the plan.
-      factors: lhs, rhs, group_sizes, group_offset and gather or None.
-      scales: of lhs and rhs, or none.
-      operands: of the function.
-    """
-    product, function = plan.product, plan.problem.function
-    given = grouped.prepared(plan.bare, *factors)
-    given[4:4] = [x.folded(own) for x, own in zip(product.scales, scales, strict=True)]
-    given += [stored(operands[i]) for i in plan.operands]
-    dtypes = DTYPES[plan.problem.out_dtype], *(x.dtype for x in function.results[1:])
-    results = [jax.ShapeDtypeStruct(product.shape, np.dtype(dtype)) for dtype in dtypes]
-    found = call(plan.problem, plan.choice, given, results)
-    found[0] = carried(found[0], function.results[0].dtype)
-    types, ordered = product.function.out_avals, [None] * len(found)
-    for x, number in zip(found, function.order, strict=True):
-        ordered[number] = lax.convert_element_type(x, types[number].dtype)
-    return ordered
+    return Folded(problem, numerics, operands)

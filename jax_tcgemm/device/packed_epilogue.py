@@ -1,8 +1,4 @@
-"""The device-local product with a packed weight and a function as its epilogue.
-
-As in epilogue.py, `make_plan` decides everything from shapes and dtypes, and
-`product_with_epilogue` carries out a plan that is fused.
-"""
+"""The device-local product with a packed weight and a function as its epilogue."""
 
 import dataclasses
 import functools
@@ -12,15 +8,10 @@ import jax
 from jax.extend import core
 
 from jax_tcgemm import selection
+from jax_tcgemm.device import fused
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.epilogue import Made, stored
-from jax_tcgemm.device.fused import (
-    Fusible,
-    out_dtype_of,
-    refuse_to_fuse,
-    runs_on_cpu_by_xla,
-    unfused,
-)
+from jax_tcgemm.device.fused import FusibleProduct, Plan, out_dtype_of, unfused
 from jax_tcgemm.device.levels import Levels, placed_function, strides_of
 from jax_tcgemm.device.packed import table_of
 from jax_tcgemm.epilogues import InexpressibleError, emit
@@ -32,7 +23,7 @@ from jax_tcgemm.selection.configs import PackedConfig, parse_or_none
 
 
 @dataclasses.dataclass(frozen=True)
-class Product:
+class Product(FusibleProduct):
     """A product with a packed weight and its epilogue: what a primitive call says.
 
     Attributes:
@@ -47,6 +38,8 @@ class Product:
         is given, for each row, that of its group. None: none is.
       gated: whether there are two accumulators, of the first half of the columns and the second.
     """
+
+    kind = "packed"
 
     options: CallOptions
     format: PackedFormat
@@ -70,49 +63,50 @@ class Product:
         rows = tuple(axis for axis in axes if axis < self.num_rows)
         return Levels((), (), rows, tuple(axes[len(rows) :]))
 
+    def folded(self, device: selection.Device) -> "Folded | str":
+        """Return the problem with the function in its epilogue, or why there is none."""
+        del device
+        return _folded(self)
+
+    def select(self, folded: "Folded", device: selection.Device) -> selection.Choice:
+        """Select what runs the product, unfused where XLA's loop is known to be faster."""
+        choice = super().select(folded, device)
+        if not selection.is_forced(self.options) and _is_slower(folded.problem, choice):
+            return unfused("XLA's loop is faster for a long function of these rows")
+        return choice
+
+    def run(self, plan: Plan, *arguments: jax.Array) -> list[jax.Array]:
+        """Return the function's results.
+
+        Args:
+          plan: the plan.
+          *arguments: x, its scales if any, the arrays of the weight, of a grouped product
+            group_sizes and group_offset, and the function's operands.
+        """
+        problem, number = plan.problem, len(arguments) - len(self.operand_shapes)
+        (x, *others), operands = arguments[:number], arguments[number:]
+        rows = [x.reshape(problem.m, x.shape[-1])]
+        if problem.row_scales:
+            rows.append(others.pop(0).reshape(problem.m))
+        of_groups = len(others) - 2 * (problem.form == "grouped")
+        arrays = [*rows, *others[:of_groups], *table_of(self.format), *others[of_groups:]]
+        arrays += [stored(operands[i]) for i in plan.folded.operands]
+        extents = 1, problem.m, problem.d_columns
+        made = Made(problem.function, self.function, self.shape, extents, self.levels)
+        return made.results(call(problem, plan.choice, arrays, made.arrays(problem.out_dtype)))
+
 
 @dataclasses.dataclass(frozen=True)
-class Plan(Fusible):
-    """How it runs on one device.
+class Folded(fused.Folded):
+    """A product with its epilogue as one problem.
 
-    `problem` is None where it can only be run unfused, for the reason in `choice.why`; so it is,
-    too, where `choice.implementation` is "xla". `operands` are those of the function that the call
-    takes, in their order there.
+    Attributes:
+      problem: the problem.
+      operands: those of the function that the call takes, in their order there.
     """
 
-    product: Product
-    problem: PackedProblem | None
+    problem: PackedProblem
     operands: tuple[int, ...]
-    choice: selection.Choice
-
-
-def make_plan(product: Product, device: selection.Device, obstacle: str = "") -> Plan:
-    """Chooses what runs a product with its epilogue.
-
-    Args:
-      product: the product.
-      device: the device it will run on.
-      obstacle: a phrase saying why it can only be run unfused; "" when it need not.
-
-    Returns:
-      The plan.
-
-    Raises:
-      ValueError: when an implementation was forced that cannot run it.
-    """
-    options = product.options
-    if runs_on_cpu_by_xla(options, device):
-        return _unfused(product, unfused(obstacle or "on the CPU XLA runs the function"))
-    folded = obstacle or _folded(product)
-    if isinstance(folded, str):
-        return _unfused(product, refuse_to_fuse(options, device, "packed", folded))
-    choice = selection.select(options, folded[0], device)
-    if not selection.is_forced(options) and _is_slower(folded[0], choice):
-        why = "XLA's loop is faster for a long function of these rows"
-        return _unfused(product, unfused(why))
-    if choice.implementation == selection.XLA:
-        choice = dataclasses.replace(choice, why=f"unfused: {choice.why}")
-    return Plan(product, *folded, choice)
 
 
 # With more rows than this, the mma.sync kernel computes a function of more instructions than that
@@ -126,13 +120,9 @@ def _is_slower(problem: PackedProblem, choice: selection.Choice) -> bool:
     return is_of_few and is_long and problem.rows_of_weight > _FEW_ROWS
 
 
-def _unfused(product: Product, choice: selection.Choice) -> Plan:
-    return Plan(product, None, (), choice)
-
-
 @functools.lru_cache(maxsize=1024)
-def _folded(product: Product) -> tuple[PackedProblem, tuple[int, ...]] | str:
-    """The problem and the operands that it takes, or what stands against it."""
+def _folded(product: Product) -> Folded | str:
+    """The product as one problem, or what stands against it."""
     shape, levels = product.shape, product.levels
     if math.prod(shape) == 0:
         return "its result is empty"
@@ -157,26 +147,4 @@ def _folded(product: Product) -> tuple[PackedProblem, tuple[int, ...]] | str:
     if out_dtype is None:
         return f"no implementation makes {function.results[0].dtype}"
     own = {"out_dtype": out_dtype, "gated": product.gated, "function": function}
-    return dataclasses.replace(product.problem, **own), operands
-
-
-def product_with_epilogue(plan: Plan, *arguments) -> list[jax.Array]:
-    """Carries out a plan that is fused.
-
-    Args:
-      plan: the plan.
-      *arguments: x, its scales if any, the arrays of the weight, of a grouped product group_sizes
-        and group_offset, and the function's operands.
-    """
-    product, problem = plan.product, plan.problem
-    number = len(arguments) - len(product.operand_shapes)
-    (x, *others), operands = arguments[:number], arguments[number:]
-    rows = [x.reshape(problem.m, x.shape[-1])]
-    if problem.row_scales:
-        rows.append(others.pop(0).reshape(problem.m))
-    of_groups = len(others) - 2 * (problem.form == "grouped")
-    arrays = [*rows, *others[:of_groups], *table_of(product.format), *others[of_groups:]]
-    arrays += [stored(operands[i]) for i in plan.operands]
-    extents = 1, problem.m, problem.d_columns
-    made = Made(problem.function, product.function, product.shape, extents, product.levels)
-    return made.results(call(problem, plan.choice, arrays, made.arrays(problem.out_dtype)))
+    return Folded(dataclasses.replace(product.problem, **own), operands)

@@ -13,14 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import blas as device_blas
-from jax_tcgemm.device import (
-    dense,
-    epilogue,
-    grouped,
-    grouped_contraction,
-    grouped_epilogue,
-    request,
-)
+from jax_tcgemm.device import dense, fused, grouped, request
 from jax_tcgemm.device import tensor as device_tensor
 from jax_tcgemm.inspect.epilogue_operations import epilogue_operations
 from jax_tcgemm.passes import rewriting
@@ -49,10 +42,10 @@ from jax_tcgemm.system.jax_internals import as_jaxpr, as_lowered, source_line
 # Of each primitive: its module, and the one that makes its plans.
 _RULES = {
     primitive.dot_general_p: (primitive, dense),
-    epilogue_primitive.epilogue_dot_general_p: (epilogue_primitive, epilogue_primitive),
+    epilogue_primitive.epilogue_dot_general_p: (epilogue_primitive, fused),
     ragged_primitive.ragged_dot_p: (ragged_primitive, grouped),
-    epilogue_ragged_primitive.epilogue_ragged_dot_p: (epilogue_ragged_primitive, grouped_epilogue),
-    contraction_primitive.scaled_ragged_contraction_p: (contraction_primitive, grouped_contraction),
+    epilogue_ragged_primitive.epilogue_ragged_dot_p: (epilogue_ragged_primitive, fused),
+    contraction_primitive.scaled_ragged_contraction_p: (contraction_primitive, fused),
     rows.rows_p: (rows, request),
     packed_dot.packed_dot_p: (packed_dot, request),
     packed_weight.packed_weight_p: (packed_weight, request),
@@ -469,6 +462,6 @@ def _is_fused(problem) -> bool:
 
 def _xla_us(plan, device) -> float | None:
     """The estimated time of XLA's program in the place of a plan's call."""
-    if isinstance(plan, epilogue.Plan):
-        return epilogue.xla_us(plan, device)
+    if isinstance(plan, fused.Plan):
+        return plan.xla_us(device)
     return selection.xla_us(plan.problem, device)

@@ -24,7 +24,6 @@ import numpy as np
 from jax.extend import core
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import epilogue, packed_epilogue
 from jax_tcgemm.epilogues import InexpressibleError, emit
 from jax_tcgemm.epilogues.joins import results_apart
 from jax_tcgemm.epilogues.parts import parts_of
@@ -296,17 +295,6 @@ def product_of(*avals_and_params) -> Product:
     return encoding.product_of(factors, shapes, function, **how)
 
 
-def make_plan(product: Product, device: selection.Device, obstacle: str = ""):
-    """Plan a product by its own planner, device/epilogue.py or device/packed_epilogue.py."""
-    is_packed = isinstance(product, packed_epilogue.Product)
-    return (packed_epilogue if is_packed else epilogue).make_plan(product, device, obstacle)
-
-
-def _carry_out(plan, *arguments) -> list[jax.Array]:
-    is_packed = isinstance(plan, packed_epilogue.Plan)
-    return (packed_epilogue if is_packed else epilogue).product_with_epilogue(plan, *arguments)
-
-
 def of_values(product: Product, operands: Sequence, params) -> Product:
     """Describe the product of these operands, two of which may be one array."""
     encoding = params["encoding"]
@@ -383,13 +371,12 @@ def _with_layout(params, layout: ProductLayout) -> dict:
 
 READING = Reading(_layout_of, _with_layout)
 
-_rules = epilogue_dot_general_p, unfused, make_plan, product_of
+_rules = epilogue_dot_general_p, unfused, product_of
 functions.define_types(*_rules)
 functions.define_lowering(
     *_rules,
     division_of=division_of,
     obstacle_to_division=obstacle_to_division,
-    carry_out=_carry_out,
     of_values=of_values,
     reading=READING,
     unfused_on_gpu=unfused_on_gpu,

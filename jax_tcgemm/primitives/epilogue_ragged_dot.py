@@ -484,19 +484,10 @@ def obstacle_to_division(operands, product: grouped_epilogue.Product, params, de
     return ""
 
 
-def _carry_out(plan: grouped_epilogue.Plan, *args) -> list[jax.Array]:
-    product = plan.product
-    is_gathered = product.product.gathered_rows is not None
-    factors, operands = _split(args, {"gathered": is_gathered, "blocks": product.scales})
-    scales = (factors.lhs_scales, factors.rhs_scales) if product.scales else ()
-    return grouped_epilogue.product_with_epilogue(plan, factors[:5], scales, operands)
-
-
-_rules = epilogue_ragged_dot_p, unfused, grouped_epilogue.make_plan, product_of
+_rules = epilogue_ragged_dot_p, unfused, product_of
 functions.define_types(*_rules)
 functions.define_lowering(
     *_rules,
     division_of=division_of,
     obstacle_to_division=obstacle_to_division,
-    carry_out=_carry_out,
 )

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from jax_tcgemm import selection
+from jax_tcgemm.device import fused
 from jax_tcgemm.epilogues.calls import closes_over_arrays, written_out
 from jax_tcgemm.epilogues.parts import parts_of
 from jax_tcgemm.primitives import lowering
@@ -22,16 +23,13 @@ from jax_tcgemm.system.exact import Exactly
 from jax_tcgemm.system.jax_internals import xla, zero_tangent
 
 
-def define_types(
-    primitive: core.Primitive, unfused: Callable, make_plan: Callable, product_of: Callable
-) -> None:
+def define_types(primitive: core.Primitive, unfused: Callable, product_of: Callable) -> None:
     """Gives a primitive its implementation and its typing, which is that of its unfused call.
 
     Args:
       primitive: the primitive, of several results.
       unfused: of its operands and parameters, the same by plain products.
-      make_plan: as of `lowering.expect`.
-      product_of: as there.
+      product_of: as of `lowering.expect`, to a `FusibleProduct`.
     """
 
     @functools.lru_cache(maxsize=1024)
@@ -45,7 +43,7 @@ def define_types(
         unnamed = params | {"options": params["options"].selecting()}
         with lowering.named(params["options"].function), selection.unseen():
             types = types_of(avals, tuple(unnamed.items()), jax_internals.trace_context())
-        lowering.expect(make_plan, product_of, *avals, params)
+        lowering.expect(fused.make_plan, product_of, *avals, params)
         return types
 
     def to_lojax(*operands, function, **params):
@@ -63,12 +61,10 @@ def define_types(
 def define_lowering(
     primitive: core.Primitive,
     unfused: Callable,
-    make_plan: Callable,
     product_of: Callable,
     *,
     division_of: Callable,
     obstacle_to_division: Callable,
-    carry_out: Callable,
     of_values: Callable | None = None,
     reading: Reading | None = None,
     unfused_on_gpu: Callable | None = None,
@@ -78,12 +74,10 @@ def define_lowering(
     Args:
       primitive: the primitive.
       unfused: as of `define_types`.
-      make_plan: as there.
       product_of: as there.
       division_of: of the types of operands and the parameters, how devices divide a call.
       obstacle_to_division: of the types, the product, the parameters and the device, why they do
         not divide it as one.
-      carry_out: of a plan that is fused and the operands, the results.
       of_values: of the product, the operands and the parameters, the product of such operands,
         two of which may be one array; None where that is the same.
       reading: as of `lowering.register`.
@@ -97,12 +91,10 @@ def define_lowering(
             if not obstacle:
                 return partitioning.lower(ctx, operands, division_of(*ctx.avals_in, params))
         product = of_values(product, operands, params) if of_values else product
-        plan = make_plan(product, device, obstacle)
+        plan = fused.make_plan(product, device, obstacle)
         key = lowering.key_of(primitive, params, plan)
         run = unfused_on_gpu if unfused_on_gpu and device.platform == "cuda" else unfused
-        on_device = functools.partial(run, **params)
-        if plan.is_fused:
-            on_device = functools.partial(carry_out, plan)
+        on_device = plan.run if plan.is_fused else functools.partial(run, **params)
         return partitioning.lower_on_device(ctx, on_device, *operands, key=key)
 
     lowering.register(primitive, lower, reading)

@@ -220,15 +220,10 @@ def obstacle_to_division(operands, product, params, device: selection.Device) ->
     return ""
 
 
-def _carry_out(plan: grouped_contraction.Plan, *operands) -> list[jax.Array]:
-    return [grouped_contraction.contraction(plan, *operands)]
-
-
-_rules = scaled_ragged_contraction_p, unfused, grouped_contraction.make_plan, product_of
+_rules = scaled_ragged_contraction_p, unfused, product_of
 functions.define_types(*_rules)
 functions.define_lowering(
     *_rules,
     division_of=division_of,
     obstacle_to_division=obstacle_to_division,
-    carry_out=_carry_out,
 )
