@@ -15,13 +15,14 @@ from jax import lax
 from jax_tcgemm import selection
 from jax_tcgemm.device import blas_reference as reference
 from jax_tcgemm.device.call import call as custom_call
+from jax_tcgemm.device.plan import BasePlan
 from jax_tcgemm.problem.blas import BlasProblem
 from jax_tcgemm.problem.blas_call import Call, batch_shape, scale_dtype
 from jax_tcgemm.problem.call_options import CallOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(BasePlan):
     """What runs a call, and why."""
 
     problem: BlasProblem
@@ -30,7 +31,7 @@ class Plan:
     @property
     def copies(self) -> tuple[str, ...]:
         """Every array that has to be repeated for the call, in words."""
-        if self.choice.implementation == selection.XLA:
+        if self.runs_by_xla:
             return ()
         batch = self.problem.batch
         inputs, c, _ = self.problem.call.split(self.problem.shapes)
@@ -69,7 +70,7 @@ def make_plan(problem: BlasProblem, device: selection.Device, obstacle: str = ""
 
 def run(call: Call, *operands, plan: Plan, types: Sequence) -> list:
     """Carries out a plan: the call's results, whose shapes and dtypes are `types`."""
-    if plan.choice.implementation == selection.XLA:
+    if plan.runs_by_xla:
         return reference.run(call, *operands)
     batch = batch_shape(call, [x.shape for x in operands])
     inputs, c, scalars = call.split(operands)

@@ -17,6 +17,7 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import parts, xla_dot
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.folding import Fold, MatrixLayout, fold
+from jax_tcgemm.device.plan import BasePlan
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES, wide_dtype
 from jax_tcgemm.problem.gemm import Operand, Problem
@@ -58,7 +59,7 @@ class Product:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(BasePlan):
     """How a product runs on one device.
 
     `problem` is None where XLA's dot is all there is; `numerics` and `fold` are then None too,
@@ -93,7 +94,7 @@ class Plan:
     @property
     def is_of_xla(self) -> bool:
         """Whether XLA computes it from the operands as they are."""
-        return self.choice.implementation == selection.XLA and not self.has_parts
+        return self.runs_by_xla and not self.has_parts
 
     @property
     def is_dot_of_xla(self) -> bool:
@@ -332,7 +333,7 @@ def _operand(layout: MatrixLayout, dtype: np.dtype) -> Operand:
 
 def dot_general(lhs: jax.Array, rhs: jax.Array, plan: Plan, out_sharding=None) -> jax.Array:
     """Carries out a plan. `out_sharding` is that of the `LaxProduct`, for XLA's dot."""
-    if plan.choice.implementation == selection.XLA:
+    if plan.runs_by_xla:
         return _xla(lhs, rhs, plan, out_sharding)
     numerics, folded = plan.numerics, plan.fold
     lhs = prepare(lhs, plan.product, numerics, folded)

@@ -13,6 +13,7 @@ from typing import ClassVar, Self
 import jax
 
 from jax_tcgemm import selection
+from jax_tcgemm.device.plan import BasePlan
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
 from jax_tcgemm.problem.function import Function
@@ -101,7 +102,7 @@ class FusibleProduct(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(BasePlan):
     """How a product with an epilogue runs on one device.
 
     Attributes:
@@ -122,7 +123,7 @@ class Plan:
     @property
     def is_fused(self) -> bool:
         """Whether one call runs it."""
-        return self.choice.implementation != selection.XLA
+        return not self.runs_by_xla
 
     @property
     def code(self) -> str:

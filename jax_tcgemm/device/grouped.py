@@ -17,6 +17,7 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import parts, xla_dot
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.dense import of_device
+from jax_tcgemm.device.plan import BasePlan
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES
 from jax_tcgemm.problem.precision import Numerics, for_xla, resolve
@@ -75,7 +76,7 @@ class Product:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(BasePlan):
     """How a grouped product runs on one device.
 
     `problem` and `numerics` are None where XLA's ragged_dot is all there is; `choice.why` says why.
@@ -101,7 +102,7 @@ class Plan:
     @property
     def copies(self) -> tuple[str, ...]:
         """Every array XLA must rewrite for the call."""
-        if self.choice.implementation == selection.XLA:
+        if self.runs_by_xla:
             return ()
         product, numerics = self.product, self.numerics
         found = []
@@ -214,7 +215,7 @@ def problem_of(product: Product, numerics: Numerics, platform: str) -> RaggedPro
 def ragged_dot(lhs, rhs, group_sizes, group_offset, gather=None, *, plan: Plan) -> jax.Array:
     """Carries out a plan. Where it is XLA's own product, without gather."""
     product, numerics = plan.product, plan.numerics
-    if plan.choice.implementation == selection.XLA:
+    if plan.runs_by_xla:
         if numerics is not None and numerics.parts is not None:
             lhs, rhs, group_sizes, _ = _in_parts(product, numerics, lhs, rhs, group_sizes)
         return _xla(lhs, rhs, group_sizes, group_offset, plan)

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tcgemm import selection
 from jax_tcgemm.device import xla_dot
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.request import Plan
@@ -36,7 +35,7 @@ def product(rows: Sequence[jax.Array], w: PackedWeight, dtype, plan: Plan) -> ja
       The product, of shape (..., tiles, 16).
     """
     x, tiles = rows[0], w.values.shape[0]
-    if plan.choice.implementation == selection.XLA:
+    if plan.runs_by_xla:
         out = xla_dot.dot_general(
             x,
             dequantized(w, x.dtype),
@@ -79,7 +78,7 @@ def grouped_product(
 def weight(w: PackedWeight, dtype, plan: Plan) -> jax.Array:
     """Carries out a plan of form weight: the transpose, of shape (*stacked, tiles, 16, k)."""
     shape = (*w.values.shape[:-2], TILE, w.format.k)
-    if plan.choice.implementation == selection.XLA:
+    if plan.runs_by_xla:
         return jnp.swapaxes(stacked_dequantized(w, dtype), -1, -2).reshape(shape)
     return call(plan.problem, plan.choice, _operands(w), [jax.ShapeDtypeStruct(shape, dtype)])[0]
 

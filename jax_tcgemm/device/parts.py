@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tcgemm import selection
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.request import Plan, Request, make_plan
 from jax_tcgemm.problem.call_options import CallOptions
@@ -149,7 +148,7 @@ class Split:
     @property
     def is_of_xla(self) -> bool:
         """Whether XLA splits it."""
-        return self.plan is None or self.plan.choice.implementation == selection.XLA
+        return self.plan is None or self.plan.runs_by_xla
 
     def __str__(self) -> str:
         """Who splits it, and why, where that is XLA on a device that has a kernel for it."""

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tcgemm import selection
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.request import Plan
 from jax_tcgemm.problem.quantized import spread
@@ -23,7 +22,7 @@ def quantized(x, *given, dtype, tiles, plan: Plan) -> tuple[jax.Array, ...]:
       tiles: of x, and of its transpose, the extents of what has one scale.
       plan: the plan.
     """
-    if plan.choice.implementation == selection.XLA:
+    if plan.runs_by_xla:
         return by_xla(x, *given, dtype=dtype, tiles=tiles)
     problem = plan.problem
     leading = x.shape[:-2]

@@ -7,6 +7,7 @@ quantize.py and parts.py carry plans out, and `explain` prints them.
 import dataclasses
 
 from jax_tcgemm import selection
+from jax_tcgemm.device.plan import BasePlan
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.packed import PackedProblem
 from jax_tcgemm.problem.quantize import QuantizeProblem
@@ -32,13 +33,12 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(BasePlan):
     """How it runs on one device. `problem` is None where XLA is all there is."""
 
     platform: str
     problem: AnyProblem | None
     choice: selection.Choice
-    copies: tuple[str, ...] = ()
 
 
 def make_plan(request: Request, device: selection.Device, obstacle: str = "") -> Plan:

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 
-from jax_tcgemm import selection
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.request import Plan
 from jax_tcgemm.device.segment_sums import segment_sums
@@ -22,7 +21,7 @@ def sums(a, sources, targets, weights=None, *, plan: Plan, num_targets: int, pat
       num_targets: number of sums.
       pattern: what is known of the targets, as the primitive says it.
     """
-    if plan.choice.implementation == selection.XLA:
+    if plan.runs_by_xla:
         return _sums_by_xla(a, sources, targets, weights, num_targets=num_targets, pattern=pattern)
     order, starts = _sorted_by_target(targets, num_targets, pattern)
     vectors = (
@@ -36,7 +35,7 @@ def sums(a, sources, targets, weights=None, *, plan: Plan, num_targets: int, pat
 
 def dots(a, b, indices, b_indices, *, plan: Plan) -> jax.Array:
     """Carries out a plan of form dots."""
-    if plan.choice.implementation == selection.XLA:
+    if plan.runs_by_xla:
         return _dots_by_xla(a, b, indices, b_indices)
     return _call(plan, [a, b, indices, b_indices], (plan.problem.pairs,))
 

@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding
 
 from jax_tcgemm.device import dense
 from jax_tcgemm.device import tensor_reference as reference
+from jax_tcgemm.device.plan import BasePlan
 from jax_tcgemm.kernels.program import carried
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.compute_types import ELEMENTWISE_COMPUTE, cutensor_compute, precision_of
@@ -51,7 +52,7 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(BasePlan):
     """How an operation runs on one device.
 
     `problem` is the operation with the compute type that cuTENSOR runs it in, if it can. `gemm` is
@@ -70,7 +71,7 @@ class Plan:
         found = []
         if self.choice.implementation == "gemm":
             found += self.gemm.copies
-        if self.choice.implementation != XLA and self.request.operation.kind == "contract":
+        if not self.runs_by_xla and self.request.operation.kind == "contract":
             own = (
                 ("identity", "conj") if self.choice.implementation == "cutensor" else ("identity",)
             )

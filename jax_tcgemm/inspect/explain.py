@@ -284,7 +284,7 @@ def _calls_of(eqn, device, times, path) -> Iterator[Call]:
             # Of a function as epilogue the rest has no products, but those it calls itself.
             inner = _unfused(eqn, _UNFUSED[eqn.primitive], device)
             for call in _calls(inner, device, times, path):
-                why, code = f"{plan.choice.why}; its product: {call.why}", _code(plan)
+                why, code = f"{plan.choice.why}; its product: {call.why}", plan.code
                 where = source_line(eqn)
                 call = dataclasses.replace(call, why=why, source=where, code=code)
                 if not _is_fused(call.problem):  # of nested functions the whole one
@@ -420,11 +420,6 @@ def _of_values(rules, product, eqn):
     return product
 
 
-def _code(plan) -> str:
-    """The device code that was generated for a plan."""
-    return getattr(plan, "code", "")
-
-
 def _explain_call(eqn, plan, device, times, path) -> Call:
     problem, choice = plan.problem, plan.choice
     can_run = {c.implementation for c in choice.candidates if not c.reason}
@@ -439,7 +434,7 @@ def _explain_call(eqn, plan, device, times, path) -> Call:
         config=choice.config,
         why=choice.why,
         problem=problem,
-        copies=getattr(plan, "copies", ()),
+        copies=plan.copies,
         rejected=dict(reversed(rejected.items())),
         workspace_bytes=choice.workspace_bytes,
         bytes=problem.bytes if problem else None,
@@ -448,9 +443,9 @@ def _explain_call(eqn, plan, device, times, path) -> Call:
         times=times,
         path=path,
         source=source_line(eqn),
-        code=_code(plan),
+        code=plan.code,
         estimated_us=selection.estimated_us(problem, device, choice.implementation, choice.config),
-        xla_estimated_us=_xla_us(plan, device),
+        xla_estimated_us=plan.xla_us(device),
         epilogue=epilogue_operations(plan),
     )
 
@@ -458,10 +453,3 @@ def _explain_call(eqn, plan, device, times, path) -> Call:
 def _is_fused(problem) -> bool:
     """Whether a problem has a function as its epilogue."""
     return getattr(getattr(problem, "epilogue", None), "function", None) is not None
-
-
-def _xla_us(plan, device) -> float | None:
-    """The estimated time of XLA's program in the place of a plan's call."""
-    if isinstance(plan, fused.Plan):
-        return plan.xla_us(device)
-    return selection.xla_us(plan.problem, device)

@@ -17,7 +17,6 @@ import numpy as np
 from jax.extend import core
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_tcgemm import selection
 from jax_tcgemm.device import packed as device_packed
 from jax_tcgemm.device import request
 from jax_tcgemm.primitives import lowering
@@ -146,7 +145,7 @@ def division_of(*arrays_and_params) -> partitioning.Division:
 def _lower(ctx, *args, device, obstacle, **params):
     plan = request.make_plan(product_of(*ctx.avals_in, *ctx.avals_out, params), device, obstacle)
     # What XLA runs, it also partitions, but for explicit axes.
-    is_ours = plan.choice.implementation != selection.XLA
+    is_ours = not plan.runs_by_xla
     is_explicit = partitioning.has_explicit_axes(*ctx.avals_in)
     if is_explicit or (is_ours and partitioning.is_divided(ctx)):
         return partitioning.lower(ctx, args, division_of(*ctx.avals_in, params))

@@ -18,7 +18,6 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from jax_tcgemm import selection
 from jax_tcgemm.device import quantize as device_quantize
 from jax_tcgemm.device import request
 from jax_tcgemm.primitives import lowering
@@ -166,7 +165,7 @@ def _lower(ctx, *args, device, obstacle, **params):
     asked = product_of(*ctx.avals_in, *ctx.avals_out, params)
     plan = request.make_plan(asked, device, obstacle)
     # What XLA runs, it also partitions.
-    if plan.choice.implementation != selection.XLA and partitioning.is_divided(ctx):
+    if not plan.runs_by_xla and partitioning.is_divided(ctx):
         return partitioning.lower(ctx, args, division_of(*ctx.avals_in, params))
     how = {"dtype": params["dtype"], "tiles": params["tiles"], "plan": plan}
     on_device = functools.partial(device_quantize.quantized, **how)

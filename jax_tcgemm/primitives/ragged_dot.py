@@ -354,11 +354,11 @@ def _lower(ctx, *args, device, obstacle, **params):
             flipped = dataclasses.replace(operands, rhs=jnp.swapaxes(operands.rhs, -1, -2))
             own = params | {"rhs_transposed": False}
             return (ragged_dot_p.bind(*flipped.given, **own),)
-        if plan.choice.implementation == selection.XLA and operands.gather is not None:
+        if plan.runs_by_xla and operands.gather is not None:
             return (_gathered_first(operands, params),)
         return (grouped.ragged_dot(**vars(operands), plan=plan),)
 
-    if plan.choice.implementation == selection.XLA:
+    if plan.runs_by_xla:
         on_device = partitioning.of_whole_arrays(on_device, out_aval)
     return partitioning.lower_on_device(ctx, on_device, *args)
 

@@ -24,7 +24,6 @@ from jax import lax
 from jax.extend import core
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_tcgemm import selection
 from jax_tcgemm.device import request
 from jax_tcgemm.device import rows as device_rows
 from jax_tcgemm.primitives import lowering
@@ -281,7 +280,7 @@ def _lower(ctx, *args, device, obstacle, **params):
     asked = product_of(*ctx.avals_in, *ctx.avals_out, params)
     plan = request.make_plan(asked, device, obstacle)
     # What XLA runs, it also partitions, but for explicit axes, of which gathers need to be told.
-    is_ours = plan.choice.implementation != selection.XLA
+    is_ours = not plan.runs_by_xla
     is_explicit = partitioning.has_explicit_axes(*ctx.avals_in)
     if is_explicit or (is_ours and partitioning.is_divided(ctx)):
         return partitioning.lower(ctx, args, division_of(*ctx.avals_in, params))
