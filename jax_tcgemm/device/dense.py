@@ -7,6 +7,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +57,11 @@ class Product:
     permutation: tuple[int, ...]
     precision: object
     symmetric: bool = False
+
+    def of_values(self, operands: Sequence) -> "Product":
+        """Return the product of these operands: by its transpose an array makes a symmetric one."""
+        lhs, rhs, *_ = operands
+        return dataclasses.replace(self, symmetric=True) if lhs == rhs else self
 
 
 @dataclasses.dataclass(frozen=True)

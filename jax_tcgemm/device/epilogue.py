@@ -68,6 +68,12 @@ class Product(FusibleProduct):
         """Options of the call."""
         return self.product.options
 
+    def of_values(self, operands):
+        """Recognize the product of an array and its own transpose."""
+        if self.num_accumulators != 1:
+            return self
+        return dataclasses.replace(self, product=self.product.of_values(operands))
+
     @property
     def num_accumulators(self) -> int:
         """How many the function takes."""

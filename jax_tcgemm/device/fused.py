@@ -8,6 +8,7 @@ grouped_epilogue.py and grouped_contraction.py.
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar, Self
 
 import jax
@@ -43,6 +44,11 @@ class FusibleProduct(abc.ABC):
     def on_device(self, device: selection.Device) -> Self:
         """Return the product as it is computed on a device."""
         del device
+        return self
+
+    def of_values(self, operands: Sequence) -> Self:
+        """Return the product of these operands of the primitive, two of which may be one array."""
+        del operands
         return self
 
     def plan(self, device: selection.Device, obstacle: str) -> "Plan":

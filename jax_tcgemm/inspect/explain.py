@@ -406,18 +406,10 @@ def _plan(eqn, device):
                 obstacle = "what follows the product waits for its sum over devices"
     num_types = len(avals) + (rules not in _BY_UNFUSED)
     product = rules.product_of(*one_device[:num_types], params)
-    if one_device[: len(avals)] == avals:
-        product = _of_values(rules, product, eqn)
+    is_whole = one_device[: len(avals)] == avals
+    if is_whole and isinstance(product, dense.Product | fused.FusibleProduct):
+        product = product.of_values(eqn.invars)
     return planner.make_plan(product, device, obstacle)
-
-
-def _of_values(rules, product, eqn):
-    """The product of an equation's operands, two of which may be one array."""
-    if rules is primitive:
-        return primitive.of_values(product, *eqn.invars)
-    if rules is epilogue_primitive:
-        return epilogue_primitive.of_values(product, eqn.invars, eqn.params)
-    return product
 
 
 def _explain_call(eqn, plan, device, times, path) -> Call:

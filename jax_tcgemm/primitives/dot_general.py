@@ -10,7 +10,6 @@ Parameters, all static: options (`CallOptions`, which derivatives inherit), dime
 permutation, precision (canonical), preferred_element_type, out_sharding (of the permuted result).
 """
 
-import dataclasses
 import functools
 import math
 
@@ -325,11 +324,6 @@ def product_of(lhs, rhs, out, params) -> dense.Product:
     )
 
 
-def of_values(product: dense.Product, lhs, rhs) -> dense.Product:
-    """The product of these operands: by its own transpose, an array makes symmetric matrices."""
-    return dataclasses.replace(product, symmetric=True) if lhs == rhs else product
-
-
 def names_of(lhs_ndim: int, rhs_ndim: int, dimension_numbers, permutation):
     """Name the dimensions of lhs, rhs and the product, each of which devices may divide."""
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
@@ -364,8 +358,7 @@ def _lower(ctx, lhs, rhs, *, device, obstacle, **params):
     product = product_of(*ctx.avals_in, out, params)
     if not obstacle and partitioning.is_divided(ctx) and dense.is_covered(product, device.platform):
         return partitioning.lower(ctx, (lhs, rhs), division_of(*ctx.avals_in, params))
-    product = of_values(product, lhs, rhs)
-    plan = dense.make_plan(product, device, obstacle)
+    plan = dense.make_plan(product.of_values((lhs, rhs)), device, obstacle)
     asked = dense.LaxProduct.of(plan.product)
     if plan.is_dot_of_xla and _is_plain(asked, *ctx.avals_in, out):
         operands = (rhs, lhs) if asked.exchanged else (lhs, rhs)

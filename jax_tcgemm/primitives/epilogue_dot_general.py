@@ -295,12 +295,6 @@ def product_of(*avals_and_params) -> Product:
     return encoding.product_of(factors, shapes, function, **how)
 
 
-def of_values(product: Product, operands: Sequence, params) -> Product:
-    """Describe the product of these operands, two of which may be one array."""
-    encoding = params["encoding"]
-    return encoding.of_values(product, _split(operands, encoding)[0])
-
-
 def division_of(*avals_and_params) -> partitioning.Division:
     """Describe how devices may divide a call: as the encoding and the function allow.
 
@@ -377,7 +371,6 @@ functions.define_lowering(
     *_rules,
     division_of=division_of,
     obstacle_to_division=obstacle_to_division,
-    of_values=of_values,
     reading=READING,
     unfused_on_gpu=unfused_on_gpu,
 )

@@ -65,7 +65,6 @@ def define_lowering(
     *,
     division_of: Callable,
     obstacle_to_division: Callable,
-    of_values: Callable | None = None,
     reading: Reading | None = None,
     unfused_on_gpu: Callable | None = None,
 ) -> None:
@@ -78,8 +77,6 @@ def define_lowering(
       division_of: of the types of operands and the parameters, how devices divide a call.
       obstacle_to_division: of the types, the product, the parameters and the device, why they do
         not divide it as one.
-      of_values: of the product, the operands and the parameters, the product of such operands,
-        two of which may be one array; None where that is the same.
       reading: as of `lowering.register`.
       unfused_on_gpu: what takes the place of `unfused` on a GPU; None where that runs there, too.
     """
@@ -90,8 +87,7 @@ def define_lowering(
             obstacle = obstacle_to_division(ctx.avals_in, product, params, device)
             if not obstacle:
                 return partitioning.lower(ctx, operands, division_of(*ctx.avals_in, params))
-        product = of_values(product, operands, params) if of_values else product
-        plan = fused.make_plan(product, device, obstacle)
+        plan = fused.make_plan(product.of_values(operands), device, obstacle)
         key = lowering.key_of(primitive, params, plan)
         run = unfused_on_gpu if unfused_on_gpu and device.platform == "cuda" else unfused
         on_device = plan.run if plan.is_fused else functools.partial(run, **params)

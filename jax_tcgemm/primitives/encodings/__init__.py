@@ -178,11 +178,6 @@ class Encoding(abc.ABC):
     ) -> Product:
         """Describe a call to its planner, from the types of its factors."""
 
-    def of_values(self, product: Product, factors: Sequence) -> Product:
-        """Describe the product of these factors, two of which may be one array."""
-        del factors
-        return product
-
     @abc.abstractmethod
     def names(self, factors: Sequence) -> Names:
         """Name the dimensions that devices may divide, from the types of the factors."""

@@ -189,13 +189,6 @@ class Plain(Encoding):
         sizes = self.num_rhs, self.pair, in_place
         return epilogue.Product(product, function, operand_shapes, *sizes, symmetric=self.symmetric)
 
-    def of_values(self, product, factors):
-        """Recognize the product of an array and its own transpose."""
-        lhs, *rights = factors
-        if len(rights) != 1 or self.pair is not None:
-            return product
-        return dataclasses.replace(product, product=plain.of_values(product.product, lhs, *rights))
-
     def names(self, factors):
         """Divide every dimension, contracted ones among them."""
         lhs, rhs, *_ = factors
