@@ -1,0 +1,138 @@
+"""Symmetric products on a GPU: values, and that each result equals its own transpose."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gpu.gemm_call import device
+
+import jax_tcgemm
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        device().compute_capability != 90, reason="wgmma is for compute capability 9.0"
+    ),
+]
+
+CONFIGS = [
+    "128x128x64_c1x1x1_pp",
+    "128x128x64_c2x1x1_pp",
+    "128x128x64_c2x2x1_co",
+    "128x256x64_c1x1x1_co",
+    "128x256x64_c2x1x1_co",
+    "192x192x64_c1x1x1_co",
+    "192x192x64_c2x1x1_co",
+    "64x256x64_c1x1x1_pp",
+    "64x128x64_c4x2x1_pp",
+    "128x64x64_c1x1x2_co",
+    "64x64x64_c1x1x4_pp",
+    "64x64x64_c1x4x1_pp",
+    "192x192x64_c1x1x1_co_split2",
+    "128x128x64_c1x1x1_pp_split4",
+]
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng()
+
+
+def draw(rng, *shape, dtype=jnp.bfloat16):
+    return jnp.asarray(rng.standard_normal(shape), dtype)
+
+
+def poison(shape, dtype):
+    """Leave NaN in freed memory, where a result of this shape is likely to be."""
+    jax.block_until_ready([jnp.full(shape, np.nan, dtype) for _ in range(3)])
+
+
+def check(got, x, f=lambda d: d, *, transpose=False, precision=None):
+    x = np.asarray(x).astype(np.float64)
+    x = np.swapaxes(x, -1, -2) if transpose else x
+    expected = f(x @ np.swapaxes(x, -1, -2))
+    got = np.asarray(got)
+    np.testing.assert_array_equal(got, np.swapaxes(got, -1, -2))
+    eps = precision or {2: 2**-8, 4: 2**-10}[got.dtype.itemsize]
+    assert np.abs(got.astype(np.float64) - expected).max() <= eps * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("n", [256, 777, 1536, 2000])
+def test_configs(config, n, rng):
+    x = draw(rng, n, 520)
+    f = jax.jit(lambda x: jax_tcgemm.matmul(x, x.T, implementation="wgmma", config=config))
+    assert jax_tcgemm.explain(f, x)[0].problem.symmetric
+    poison((n, n), jnp.bfloat16)
+    check(f(x), x)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+@pytest.mark.parametrize("shape", [(513, 72), (3, 640, 96), (1000, 3000), (4096, 512)])
+@pytest.mark.parametrize("transpose", [False, True])
+def test_gram(dtype, shape, transpose, rng):
+    x = draw(rng, *shape, dtype=dtype)
+    n = shape[-1 if transpose else -2]
+    poison((*shape[:-2], n, n), dtype)
+    got = jax.jit(lambda x: jax_tcgemm.gram(x, transpose=transpose))(x)
+    if n >= 256:
+        check(got, x, transpose=transpose)
+    wide = jax_tcgemm.gram(x, transpose=transpose, preferred_element_type=jnp.float32)
+    assert wide.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("n", [512, 1000, 4096])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_terms(n, dtype, rng):
+    x = draw(rng, n, n, dtype=dtype)
+    c = x + x.T
+    own = np.asarray(c).astype(np.float64)
+
+    @jax.jit
+    def f(x, c, beta):
+        return jax_tcgemm.gram(x, alpha=-0.5, beta=beta, c=c)
+
+    (call,) = jax_tcgemm.explain(f, x, c, 3.0)
+    assert call.problem.symmetric
+    poison((n, n), dtype)
+    check(f(x, c, 3.0), x, lambda d: -0.5 * d + 3 * own)
+
+
+def test_integers(rng):
+    x = jnp.asarray(rng.integers(-128, 127, (777, 512)), jnp.int8)
+    got = jax.jit(lambda x: jax_tcgemm.gram(x, preferred_element_type=jnp.int32))(x)
+    wide = np.asarray(x).astype(np.int32)
+    np.testing.assert_array_equal(got, wide @ wide.T)
+
+
+@pytest.mark.parametrize("precision", ["BF16_BF16_F32_X3", "BF16_BF16_F32_X6"])
+def test_split_precision(precision, rng):
+    x = draw(rng, 1100, 700, dtype=jnp.float32)
+    got = np.asarray(jax.jit(lambda x: jax_tcgemm.gram(x, precision=precision))(x))
+    wide = np.asarray(x).astype(np.float64)
+    expected = wide @ wide.T
+    bound = {"BF16_BF16_F32_X3": 2**-14, "BF16_BF16_F32_X6": 2**-20}[precision]
+    assert np.abs(got - expected).max() <= bound * np.abs(expected).max()
+
+
+def test_repeated_calls_give_the_same_bits(rng):
+    x = draw(rng, 3000, 1000)
+    f = jax.jit(jax_tcgemm.gram)
+    first = np.asarray(f(x))
+    for _ in range(20):
+        np.testing.assert_array_equal(first, f(x))
+
+
+def test_iteration_under_accelerate(rng):
+    def iteration(x):
+        a = x @ x.T
+        return 3.4445 * x + (-4.775 * a + 2.0315 * a @ a) @ x
+
+    x = draw(rng, 768, 1280, dtype=jnp.float32)
+    x /= jnp.linalg.norm(x)
+    f = jax.jit(jax_tcgemm.accelerate(iteration))
+    calls = jax_tcgemm.explain(f, x)
+    assert [call.problem.symmetric for call in calls] == [True, True, False]
+    wide = np.asarray(x).astype(np.float64)
+    expected = iteration(wide)
+    assert np.abs(f(x) - expected).max() <= 2e-3 * np.abs(expected).max()
