@@ -47,13 +47,13 @@ def poison(shape, dtype):
     jax.block_until_ready([jnp.full(shape, np.nan, dtype) for _ in range(3)])
 
 
-def check(got, x, f=lambda d: d, *, transpose=False, precision=None):
+def check(got, x, f=lambda d: d, *, transpose=False):
     x = np.asarray(x).astype(np.float64)
     x = np.swapaxes(x, -1, -2) if transpose else x
     expected = f(x @ np.swapaxes(x, -1, -2))
     got = np.asarray(got)
     np.testing.assert_array_equal(got, np.swapaxes(got, -1, -2))
-    eps = precision or {2: 2**-8, 4: 2**-10}[got.dtype.itemsize]
+    eps = {2: 2**-8, 4: 2**-10}[got.dtype.itemsize]
     assert np.abs(got.astype(np.float64) - expected).max() <= eps * np.abs(expected).max()
 
 
@@ -111,7 +111,7 @@ def test_split_precision(precision, rng):
     got = np.asarray(jax.jit(lambda x: jax_tcgemm.gram(x, precision=precision))(x))
     wide = np.asarray(x).astype(np.float64)
     expected = wide @ wide.T
-    bound = {"BF16_BF16_F32_X3": 2**-14, "BF16_BF16_F32_X6": 2**-20}[precision]
+    bound = {"BF16_BF16_F32_X3": 2**-14, "BF16_BF16_F32_X6": 2**-18}[precision]
     assert np.abs(got - expected).max() <= bound * np.abs(expected).max()
 
 
@@ -126,7 +126,7 @@ def test_repeated_calls_give_the_same_bits(rng):
 def test_iteration_under_accelerate(rng):
     def iteration(x):
         a = x @ x.T
-        return 3.4445 * x + (-4.775 * a + 2.0315 * a @ a) @ x
+        return 3.4445 * x + (-4.775 * a + 2.0315 * (a @ a)) @ x
 
     x = draw(rng, 768, 1280, dtype=jnp.float32)
     x /= jnp.linalg.norm(x)
