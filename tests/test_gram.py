@@ -118,6 +118,23 @@ def test_symmetric_operands_follow_in_the_kernel():
     assert call.epilogue == ("mul", "add")
 
 
+def test_c_is_not_read_beside_a_beta_of_0():
+    x = draw(5, 4)
+    close(jax_tcgemm.gram(x, beta=0, c=jnp.full((5, 5), jnp.nan)), exact(x))
+
+
+def test_rows_over_explicit_axes_need_a_sharding():
+    """Devices may divide the rows of the result, as they do those of any product."""
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(draw(16, 8), jax.NamedSharding(mesh, jax.P("d")))
+        with pytest.raises(Exception, match="^gram: .*illegally sharded"):
+            jax.jit(jax_tcgemm.gram)(x)
+        got = jax.jit(lambda x: jax_tcgemm.gram(x, out_sharding=jax.P("d", None)))(x)
+        assert got.sharding.spec == jax.P("d", None)
+        close(got, exact(x))
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

@@ -111,6 +111,14 @@ def test_equations_that_no_result_needs(monkeypatch):
         assert [eqn.primitive.name for eqn in module.as_lowered(closed).eqns] == expected
 
 
+def test_errors_of_shardings(monkeypatch):
+    """They keep JAX's text, without the name of the function, where JAX does not say their type."""
+    fresh = imported_without(monkeypatch, "ShardingTypeError", folders=("jax._src",))
+    assert issubclass(jax_internals.ShardingTypeError, Exception)
+    assert jax_internals.ShardingTypeError is not TypeError
+    assert fresh.ShardingTypeError is TypeError
+
+
 @pytest.mark.parametrize("is_known", [True, False])
 def test_programs_are_lowered_where_jax_says_how(is_known, monkeypatch):
     """And traced once more where it does not."""

@@ -15,7 +15,13 @@ from jax_tcgemm.device import dense
 from jax_tcgemm.kernels import compiler, nvrtc, program
 from jax_tcgemm.primitives.transposes import Reading, read_through
 from jax_tcgemm.sharding import partitioning
-from jax_tcgemm.system.jax_internals import by_platform, check_nans, mlir, started_platform
+from jax_tcgemm.system.jax_internals import (
+    ShardingTypeError,
+    by_platform,
+    check_nans,
+    mlir,
+    started_platform,
+)
 
 
 @contextlib.contextmanager
@@ -23,7 +29,7 @@ def named(function: str) -> Iterator[None]:
     """Puts the public function's name before what JAX's own rules refuse in its stead."""
     try:
         yield
-    except (TypeError, ValueError, NotImplementedError) as error:
+    except (TypeError, ValueError, NotImplementedError, ShardingTypeError) as error:
         if not str(error).startswith(f"{function}: "):
             error.args = (f"{function}: {error}",)
         raise

@@ -52,7 +52,8 @@ def gram(
       alpha: a number or a 0-D array.
       beta: a number or a 0-D array.
       c: None, or an array of shape (..., n, n) whose matrices are symmetric, which is not checked:
-        of others, elements above the diagonal are unspecified. It is read once.
+        of others, elements above the diagonal are unspecified. It is not read if beta is the number
+        0.
       precision: as for `matmul`.
       preferred_element_type: dtype of the result; None takes that of x.
       out_sharding: sharding of the result, for meshes with explicit axes.
@@ -99,6 +100,8 @@ def gram(
                 f"{op}: c must have the shape of the result, {(*x.shape[:-2], n, n)}, got "
                 f"c.shape={c.shape}; broadcast it"
             )
+    if isinstance(beta, float) and beta == 0:
+        c = None
     spec = _Spec(
         call_options(op, implementation, config),
         canonical_element_type(op, preferred_element_type) or np.dtype(x.dtype),

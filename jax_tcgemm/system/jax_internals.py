@@ -582,6 +582,17 @@ def source_line(eqn: core.JaxprEqn) -> str:
 # --- what `patch` replaces ----------------------------------------------------------------------
 
 
+def _find_sharding_type_error() -> type[Exception]:
+    """What JAX raises where the shardings of operands over explicit axes do not go together."""
+    try:
+        return importlib.import_module("jax._src.core").ShardingTypeError
+    except (ImportError, AttributeError):
+        return TypeError
+
+
+ShardingTypeError = _find_sharding_type_error()
+
+
 def _find_ragged_dot_general_p() -> core.Primitive | None:
     """The primitive of `lax.ragged_dot`, which has no public name, from a trace of one.
 
