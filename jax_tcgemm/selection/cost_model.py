@@ -643,7 +643,9 @@ def _copied(p: Problem, x: _Configs) -> tuple[np.ndarray, np.ndarray]:
 def _copy_us(p: Problem, x: _Configs, c: Calibration) -> np.ndarray:
     """The launch that copies operands."""
     copied_a, copied_b = _copied(p, x)
-    copied_bytes = copied_a * p.a_bytes + copied_b * p.b_bytes
+    # Of a symmetric product both operands are one array, copied once where both are copied.
+    is_one = p.symmetric & copied_a & copied_b
+    copied_bytes = copied_a * p.a_bytes + copied_b * ~is_one * p.b_bytes
     return (copied_bytes > 0) * c.copy_us + 2 * copied_bytes / c.copy_bytes_per_us
 
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -88,6 +89,14 @@ struct Source {
     const int64_t elements =
         multiply_add(multiply_add(outer(p), inner(p), 0), multiply_add(rows, padded_columns(), 0), 0);
     return round_up(std::min(multiply_add(elements, dtype_bytes(operand->dtype), 0), kTooMany), 256);
+  }
+  // Whether a copy of the other is one of this, too.
+  bool is_copied_as(const Source& other) const {
+    const auto key = [](const Source& x) {
+      return std::tuple(x.data, x.major, x.rows, x.columns, x.transpose, x.operand->dtype, x.operand->ld,
+                        x.operand->batch_outer_stride, x.operand->batch_inner_stride);
+    };
+    return needs_copy() && key(*this) == key(other);
   }
 };
 
@@ -303,7 +312,7 @@ class Wgmma final : public Implementation {
     char* workspace = static_cast<char*>(buffers.workspace);
     CopyJob copies[2] = {}, up_copies[2] = {};
     call.a = prepare(plan.a, p, &workspace, &copies[0]);
-    call.b = prepare(plan.b, p, &workspace, &copies[1]);
+    call.b = plan.b.is_copied_as(plan.a) ? call.a : prepare(plan.b, p, &workspace, &copies[1]);
     if (p.has_two_b()) {
       call.b_up = prepare(second_b(plan, base.shape.swapped, buffers.b_up), p, &workspace, &up_copies[0]);
     }
