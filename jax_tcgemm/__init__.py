@@ -39,6 +39,8 @@ from jax_tcgemm.products.gram import gram
 from jax_tcgemm.products.linear import gated_linear, linear
 from jax_tcgemm.products.matmul import matmul
 from jax_tcgemm.products.mlp import mlp
+from jax_tcgemm.products.muon import scale_by_muon
+from jax_tcgemm.products.newton_schulz import newton_schulz
 from jax_tcgemm.products.patch import patch
 from jax_tcgemm.products.ragged_dot import gated_ragged_linear, ragged_dot, ragged_dot_general
 from jax_tcgemm.products.scaled_matmul import scaled_matmul
@@ -93,11 +95,13 @@ __all__ = [
     "matmul",
     "matmul_reduce_scatter",
     "mlp",
+    "newton_schulz",
     "pack_weights",
     "patch",
     "quantize",
     "ragged_dot",
     "ragged_dot_general",
+    "scale_by_muon",
     "scaled_matmul",
     "stack_packed",
     "tensor",

@@ -23,6 +23,8 @@ MODULES = (
     "products.linear",
     "products.matmul",
     "products.mlp",
+    "products.muon",
+    "products.newton_schulz",
     "products.patch",
     "products.ragged_dot",
     "products.scaled_matmul",

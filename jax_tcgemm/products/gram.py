@@ -119,13 +119,14 @@ def symmetric_product(
 ) -> jax.Array:
     """Return alpha * lhs @ rhs.T + beta * c of matrices whose product is known to be symmetric.
 
-    Such are polynomials of one symmetric matrix, which commute. `alpha` and `beta` are numbers.
+    Such are polynomials of one symmetric matrix, which commute. `alpha` and `beta` are floats,
+    which are constants of the kernel, or 0-D arrays, which it reads.
     """
     batch = tuple(range(lhs.ndim - 2))
     numbers = ((lhs.ndim - 1,), (rhs.ndim - 1,)), (batch, batch)
     encoding = Plain.of(lhs, rhs, numbers, precision=precision, symmetric=True)
-    terms = _Terms(np.dtype(dtype), float(alpha), float(beta))
-    operands = () if c is None else (c,)
+    terms, scalars = ScaledSum.of(dtype, alpha, beta)
+    operands = (*([] if c is None else [c]), *scalars)
     return with_encoded_epilogue(options, encoding, (lhs, rhs), terms, operands)
 
 
@@ -143,7 +144,7 @@ def _scalar(op: str, name: str, value):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Terms:
+class ScaledSum:
     """The epilogue alpha * acc + beta * c, rounded to a dtype.
 
     Attributes:
@@ -155,6 +156,13 @@ class _Terms:
     dtype: np.dtype
     alpha: float | None
     beta: float | None
+
+    @classmethod
+    def of(cls, dtype, alpha, beta) -> tuple["ScaledSum", list]:
+        """Return the epilogue of floats and 0-D arrays, and those that are its operands."""
+        scalars = [v for v in (alpha, beta) if not isinstance(v, float)]
+        known = (v if isinstance(v, float) else None for v in (alpha, beta))
+        return cls(np.dtype(dtype), *known), scalars
 
     def __call__(self, acc, *operands):
         """Of an accumulator, c if there is one, and scalars that are no numbers."""
@@ -201,7 +209,7 @@ def _gram(spec: _Spec, x, c, scalars) -> jax.Array:
         out_sharding=spec.out_sharding,
         symmetric=True,
     )
-    terms = _Terms(spec.dtype, spec.alpha, spec.beta)
+    terms = ScaledSum(spec.dtype, spec.alpha, spec.beta)
     operands = (*([] if c is None else [c]), *scalars)
     return with_encoded_epilogue(spec.options, encoding, (x, x), terms, operands)
 

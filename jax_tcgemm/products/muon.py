@@ -1,0 +1,203 @@
+"""The public `scale_by_muon`: a gradient transformation of Optax, on `newton_schulz`."""
+
+import importlib
+import math
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tcgemm.products.newton_schulz import (
+    MUON_COEFFICIENTS,
+    canonical_coefficients,
+    newton_schulz,
+)
+
+_OP = "scale_by_muon"
+
+
+def scale_by_muon(
+    ns_coeffs=MUON_COEFFICIENTS,
+    ns_steps: int = 5,
+    beta=0.95,
+    eps=1e-8,
+    mu_dtype=None,
+    *,
+    nesterov: bool = True,
+    adaptive: bool = False,
+    preconditioning: str = "frobenius",
+    weight_dimension_numbers=None,
+    dtype=jnp.bfloat16,
+    precision=None,
+    implementation: str | None = None,
+):
+    """A drop-in for `optax.contrib.scale_by_muon`: momentum that `newton_schulz` orthogonalizes.
+
+        mu = beta mu + (1 - beta) g
+        update = newton_schulz(mu, or with nesterov beta mu + (1 - beta) g, each debiased)
+
+    The arguments, their defaults and the state are those of Optax, so that it takes the place of
+    `optax.contrib.scale_by_muon` in a chain, also from a stored state. Optax is not a dependency:
+    it is imported here, and must be installed. Two of its features are missing: other
+    preconditionings than the Frobenius norm, and coefficients that are taken from the state.
+
+    Args:
+      ns_coeffs: a triple of numbers, or triples, one for each step.
+      ns_steps: number of iterations; of a sequence of triples all are steps, at most `ns_steps`.
+      beta: decay of the momentum, a number or a 0-D array.
+      eps: as for `newton_schulz`.
+      mu_dtype: dtype of the momentum; None takes that of the parameters.
+      nesterov: whether the momentum is Nesterov's.
+      adaptive: whether updates are scaled by the dual norm of the momentum.
+      preconditioning: "frobenius".
+      weight_dimension_numbers: None for matrices, or a tree of `optax.contrib.MuonDimensionNumbers`
+        with the structure of the parameters, or a function of them that returns such a tree. Other
+        dimensions than those that it names are batch dimensions.
+      dtype: as for `newton_schulz`; Optax iterates in the dtype of the gradients.
+      precision: as for `newton_schulz`.
+      implementation: as for `newton_schulz`.
+
+    Returns:
+      An `optax.GradientTransformation`, whose state is an `optax.contrib.MuonState`.
+
+    Raises:
+      ImportError: without an Optax that has Muon.
+      TypeError: as `newton_schulz`.
+      ValueError: for another preconditioning, coefficients of another shape, and when the updates
+        are computed, for parameters that are no matrices and have no dimension numbers.
+
+    Numerics:
+      Those of `newton_schulz`; the momentum is computed as Optax does.
+
+    Source:
+      `optax.contrib.scale_by_muon`; K. Jordan et al., "Muon: An optimizer for hidden layers in
+      neural networks", 2024, https://kellerjordan.github.io/posts/muon/
+
+    Examples:
+      >>> import jax.numpy as jnp, jax_tcgemm, optax
+      >>> optimizer = optax.chain(jax_tcgemm.scale_by_muon(), optax.scale_by_learning_rate(0.02))
+      >>> params = {"w": jnp.ones((64, 32))}
+      >>> state = optimizer.init(params)
+      >>> updates, state = optimizer.update({"w": jnp.eye(64, 32)}, state, params)
+      >>> updates["w"].shape
+      (64, 32)
+    """
+    optax, contrib = _import_optax()
+    if preconditioning != "frobenius":
+        raise ValueError(
+            f'{_OP}: preconditioning must be "frobenius", got {preconditioning=}; use '
+            "optax.contrib.scale_by_muon for others"
+        )
+    triples, stored = _coefficients(ns_coeffs, ns_steps)
+    if mu_dtype is not None:
+        mu_dtype = jax.dtypes.canonicalize_dtype(mu_dtype)
+
+    def orthogonalized(x, dims):
+        x, restored = _as_matrices(x, dims)
+        return restored(
+            newton_schulz(
+                x,
+                steps=len(triples),
+                coefficients=triples,
+                dtype=dtype,
+                eps=eps,
+                precision=precision,
+                implementation=implementation,
+            )
+        )
+
+    def init(params):
+        return contrib.MuonState(
+            count=jnp.zeros([], jnp.int32),
+            mu=optax.tree.zeros_like(params, dtype=mu_dtype),
+            ns_coeffs=jnp.asarray(stored),
+        )
+
+    def update(updates, state, params=None):
+        del params
+        dims = weight_dimension_numbers
+        dims = dims(updates) if callable(dims) else dims
+        mu = optax.tree.update_moment(updates, state.mu, beta, 1)
+        count = optax.safe_increment(state.count)
+        if nesterov:
+            momentum = jax.tree.map(
+                lambda m, g: beta * m + (1 - beta) * g,
+                optax.tree.bias_correction(mu, beta, optax.safe_increment(count)),
+                optax.tree.bias_correction(updates, beta, count),
+            )
+        else:
+            momentum = optax.tree.bias_correction(mu, beta, count)
+        leaves, structure = jax.tree.flatten(momentum)
+        dims = [None] * len(leaves) if dims is None else structure.flatten_up_to(dims)
+        found = [orthogonalized(x, own) for x, own in zip(leaves, dims, strict=True)]
+        if adaptive:
+            found = [jnp.sum(x * y) * y for x, y in zip(leaves, found, strict=True)]
+        state = contrib.MuonState(
+            count=count, mu=optax.tree.cast(mu, mu_dtype), ns_coeffs=state.ns_coeffs
+        )
+        return jax.tree.unflatten(structure, found), state
+
+    return optax.GradientTransformation(init, update)
+
+
+def _import_optax():
+    """Return the modules `optax` and `optax.contrib`."""
+    try:
+        optax, contrib = map(importlib.import_module, ("optax", "optax.contrib"))
+        operator.attrgetter("MuonState", "MuonDimensionNumbers")(contrib)
+    except (ImportError, AttributeError) as error:
+        raise ImportError(
+            f"{_OP}: Optax with optax.contrib.MuonDimensionNumbers must be installed, got: {error};"
+            " pip install -U optax"
+        ) from error
+    return optax, contrib
+
+
+def _coefficients(ns_coeffs, ns_steps) -> tuple[tuple, tuple]:
+    """Return a triple for each step, and what the state has: triples or one for all."""
+    is_one = not hasattr(ns_coeffs, "__len__") or all(np.ndim(x) == 0 for x in ns_coeffs)
+    if is_one:
+        triples = canonical_coefficients(_OP, "ns_coeffs", ns_coeffs, "ns_steps", ns_steps)
+        return triples, triples[0]
+    number = len(ns_coeffs)
+    if isinstance(ns_steps, int) and number > ns_steps:
+        raise ValueError(
+            f"{_OP}: ns_coeffs must be at most ns_steps={ns_steps} triples, got {number}; they are "
+            "one for each step"
+        )
+    triples = canonical_coefficients(_OP, "ns_coeffs", ns_coeffs, "ns_steps", number)
+    return triples, triples
+
+
+def _as_matrices(x: jax.Array, dims):
+    """Return a stack of matrices, and the function that restores the dimensions of x.
+
+    The iteration of a transposed matrix is the transposed result, so matrices that are two
+    dimensions of x are not transposed.
+    """
+    if x.ndim == 2:
+        return x, lambda y: y
+    if dims is None or x.ndim < 2:
+        raise ValueError(
+            f"{_OP}: parameters must be matrices, got one of shape {x.shape}; give "
+            "weight_dimension_numbers, or mask it by optax.partition"
+        )
+    sides = [
+        tuple(axis % x.ndim for axis in ((axes,) if isinstance(axes, int) else axes))
+        for axes in (dims.reduction_axis, dims.output_axis)
+    ]
+    if set(sides[0]) & set(sides[1]):
+        raise ValueError(
+            f"{_OP}: weight_dimension_numbers must have different reduction and output axes, got "
+            f"{dims} for a parameter of shape {x.shape}; name each axis once"
+        )
+    sides.sort()
+    rows, columns = sides
+    batch = tuple(axis for axis in range(x.ndim) if axis not in rows + columns)
+    order = (*batch, *rows, *columns)
+    stacked = x.transpose(order)
+    sizes = [math.prod(x.shape[axis] for axis in axes) for axes in (rows, columns)]
+    shape = (*(x.shape[axis] for axis in batch), *sizes)
+    inverse = sorted(range(x.ndim), key=order.__getitem__)
+    return stacked.reshape(shape), lambda y: y.reshape(stacked.shape).transpose(inverse)
