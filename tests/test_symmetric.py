@@ -140,6 +140,10 @@ def test_accelerate_follows_symmetric_matrices(dtype, mapped):
     np.testing.assert_allclose(accelerated(given), f(given), rtol=1e-5, atol=1e-6)
 
 
+def rows(a, dimension=0):
+    return jax.lax.broadcasted_iota(jnp.int32, a.shape, dimension)
+
+
 def by_itself(a):
     return a @ a
 
@@ -158,6 +162,8 @@ def cases_of_symmetry():
         "of sums with numbers": (lambda a: (a + 1) @ a - a, [False]),
         "of products": (lambda a: (a * a) @ a - a, [False]),
         "of quotients": (lambda a: (a / half) @ a - a, [True]),
+        "with a diagonal": (lambda a: a @ a + jnp.eye(a.shape[0]), [False]),
+        "with indices": (lambda a: jnp.where(rows(a) >= rows(a, 1), a @ a, 0.5), [False]),
         "of inverses": (lambda a: (half / a) @ a - a, [False]),
     }
 

@@ -48,8 +48,7 @@ class Product(FusibleProduct):
         which it lies like that; XLA copies it first where it is needed afterwards. None: no such.
       scales: those of blocks of both operands, which follow these; or None. Of a gated product
         those of one of its matrices.
-      symmetric: whether those operands of the function that are matrices are symmetric, so that
-        of a symmetric product results are, too.
+      symmetric: whether the function is known to make symmetric matrices of a symmetric product.
     """
 
     kind = "gemm"
@@ -279,9 +278,8 @@ def _keeps_symmetry(product: Product, function: Function) -> bool:
     """Whether a function makes one symmetric matrix of another."""
     is_plain = product.num_accumulators == 1 and product.scales is None
     is_one = len(function.results) == 1 and not function.results[0].over
-    kept = {"kNothing", "kBoth"} if product.symmetric else {"kNothing"}
-    is_kept = all(strides.along in kept for _, _, strides in function.reads)
-    return is_plain and is_one and is_kept and not function.indices
+    of_numbers = all(strides.along == "kNothing" for _, _, strides in function.reads)
+    return is_plain and is_one and (product.symmetric or (of_numbers and not function.indices))
 
 
 def _one_of_stacked(product: Product) -> dense.Product | None:

@@ -30,7 +30,7 @@ from jax_tcgemm.passes.loss_calls import loss_note
 from jax_tcgemm.passes.loss_programs import with_losses
 from jax_tcgemm.passes.programs import found_as, renamed, write, written_out
 from jax_tcgemm.passes.side_by_side import with_joins
-from jax_tcgemm.passes.symmetry import are_symmetric, symmetric_variables, with_grams
+from jax_tcgemm.passes.symmetry import keeps_symmetry, symmetric_variables, with_grams
 from jax_tcgemm.passes.transpositions import (
     is_transposition,
     transposed_operands,
@@ -391,7 +391,7 @@ def _call(equations, group: Group, known, *, wide: bool) -> list[core.JaxprEqn]:
     options = options.reporting(RoundingsRemoved(left_out)) if left_out else options
     before, factors, encoding = call_of(equations, group)
     is_alone = encoding.num_accumulators == 1
-    if is_alone and are_symmetric(group.inputs, eqn.outvars[0], known):
+    if is_alone and keeps_symmetry(function, group.inputs, eqn.outvars[0], known):
         encoding = dataclasses.replace(encoding, symmetric=True)
     params = {"options": options, "encoding": encoding, "function": function}
     params |= {"in_place": None, "xla_dtype": None}

@@ -14,6 +14,7 @@ from jax.extend import core
 from jax_tcgemm.epilogues.membership import is_elementwise
 from jax_tcgemm.passes.transpositions import is_transposition
 from jax_tcgemm.primitives import dot_general as plain
+from jax_tcgemm.system.jax_internals import as_jaxpr
 
 # Two dimensions of a variable.
 Pair = frozenset[int]
@@ -51,13 +52,37 @@ def symmetric_variables(equations: Sequence[core.JaxprEqn]) -> Mapping[core.Var,
     return program.known
 
 
-def are_symmetric(inputs: Sequence, product: core.Var, known: Mapping[core.Var, Symmetric]) -> bool:
-    """Whether a product is symmetric, and inputs of its epilogue that are no numbers or vectors."""
-    if product not in known:
+def keeps_symmetry(
+    function: core.ClosedJaxpr,
+    inputs: Sequence,
+    product: core.Var,
+    known: Mapping[core.Var, Symmetric],
+) -> bool:
+    """Whether an elementwise function of a product and of inputs makes symmetric matrices.
+
+    The product and inputs must be symmetric, or the same for a whole matrix, and the function may
+    not tell one element from another.
+    """
+    if product not in known or _uses_indices(function):
         return False
-    matrices = [x for x in inputs if not isinstance(x, core.Literal) and x.aval.ndim > 1]
     shape, pair = product.aval.shape, known[product].pair
-    return all(x in known and known[x].pair == pair and x.aval.shape == shape for x in matrices)
+
+    def is_kept(x) -> bool:
+        own = x.aval.shape
+        if len(own) == len(shape) and all(own[axis] == 1 for axis in pair):
+            return True
+        is_symmetric = isinstance(x, core.Var) and x in known and known[x].pair == pair
+        return own == () or (is_symmetric and own == shape)
+
+    return all(map(is_kept, inputs))
+
+
+def _uses_indices(x) -> bool:
+    jaxpr = as_jaxpr(x)
+    inner = (value for eqn in jaxpr.eqns for value in eqn.params.values())
+    return any(eqn.primitive.name == "iota" for eqn in jaxpr.eqns) or any(
+        _uses_indices(value) for value in inner if as_jaxpr(value) is not None
+    )
 
 
 class _Program:

@@ -36,8 +36,7 @@ class Plain(Encoding):
       pair: the dimension of the product that tells two accumulators apart, or None.
       precision: as of `tcgemm_dot_general`.
       out_sharding: that of the product.
-      symmetric: whether matrices of the product are symmetric, as are those operands of the
-        function that are matrices.
+      symmetric: whether matrices of the product are symmetric, and what the function makes of them.
     """
 
     dimension_numbers: tuple
