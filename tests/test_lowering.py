@@ -72,6 +72,7 @@ def test_attributes_of_the_custom_call(fake_cuda):
         "alpha": 1.0,
         "beta": 0.0,
         "factors": empty,
+        "symmetric": False,
         "gated": False,
         "up_offset": 0,
         "function": "",

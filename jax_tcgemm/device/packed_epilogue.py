@@ -110,14 +110,16 @@ class Folded(fused.Folded):
 
 
 # With more rows than this, the mma.sync kernel computes a function of more instructions than that
-# more slowly than XLA's loop does: gelu with a bias and a residual by 0.4 to 1.1 us on an H200.
-_FEW_ROWS, _LONG_FUNCTION = 16, 30
+# more slowly than XLA's loop does: gelu with a bias and a residual by 0.4 to 1.1 us on an H200, gelu
+# with a bias of experts by 1.1 to 3.5 us.
+_FEW_ROWS, _FEW_ROWS_OF_EXPERTS, _LONG_FUNCTION = 16, 1, 30
 
 
 def _is_slower(problem: PackedProblem, choice: selection.Choice) -> bool:
     is_of_few = isinstance(parse_or_none(choice.config), PackedConfig)
     is_long = problem.function.cost.work > _LONG_FUNCTION
-    return is_of_few and is_long and problem.rows_of_weight > _FEW_ROWS
+    few = _FEW_ROWS_OF_EXPERTS if problem.form == "grouped" else _FEW_ROWS
+    return is_of_few and is_long and problem.rows_of_weight > few
 
 
 @functools.lru_cache(maxsize=1024)

@@ -358,8 +358,11 @@ def _walk(p: Problem, num_sms: int, x: _Configs) -> _Walk:
     m, n = _sides(p, x)
     tiles_m = np.ceil(m / (x.tile_m * x.cluster_m))
     tiles_n = np.ceil(n / (d_tile_n * x.cluster_n))
-    is_half, triangle = _triangle(p, x, is_summed)
-    tiles = np.where(is_half, triangle, tiles_m * tiles_n) * max(p.batch, 1) * x.splits
+    tiles, is_half = tiles_m * tiles_n, np.array(False)
+    if p.symmetric:
+        is_half, triangle = _triangle(p, x, is_summed)
+        tiles = np.where(is_half, triangle, tiles)
+    tiles = tiles * max(p.batch, 1) * x.splits
     # A GPC has a number of SMs that need not divide by four: of most H200s' 132 SMs, 30 clusters of
     # four and 15 of eight ran at once, of one's 28 of four.
     slots = np.maximum(np.where(cluster > 2, num_sms * 0.91, num_sms) // cluster, 1)
@@ -369,14 +372,14 @@ def _walk(p: Problem, num_sms: int, x: _Configs) -> _Walk:
 
 
 def _triangle(p: Problem, x: _Configs, is_summed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Whether a config computes half of a symmetric D, and in how many tiles of a cluster.
+    """For each config whether it computes half of a symmetric D, and in how many tiles of a cluster.
 
     As runs_symmetric() in csrc/kernels/wgmma/wgmma.cc and Tiles in launch.cc have it.
     """
     rows, columns = x.tile_m * x.cluster_m, x.tile_n * x.cluster_n
     square = np.maximum(rows, columns)
     divides = (square % rows == 0) & (square % columns == 0)
-    runs = p.symmetric & ~x.swapped & divides & (p.factors is None) & (p.num_b == 1)
+    runs = ~x.swapped & divides & (p.factors is None) & (p.num_b == 1)
     if p.function is not None:
         is_one = len(p.function.results) == 1 and not p.function.results[0].over
         runs = runs & (is_summed | is_one)
@@ -515,10 +518,8 @@ def _compute_us(
     store = x.tile_m * turns * 128 / 1024 / c.epilogue_kib_per_us
     share_kib = x.tile_m * x.tile_n / shares / 1024
     exchange = (x.cluster_k - 1) * share_kib * 4 / c.exchange_kib_per_us
-    store = (
-        store * np.where(x.ping_pong, 2, 1) * np.where(walk.is_half, 2, 1)
-        + walk.is_unaligned(p) * c.unaligned_tile_us
-    )
+    store = store * np.where(x.ping_pong, 2, 1) * (1 + walk.is_half)
+    store = store + walk.is_unaligned(p) * c.unaligned_tile_us
     epilogue = c.epilogue_us + exchange + store
     exchanged = mainloop
     if p.function is not None:
@@ -643,9 +644,9 @@ def _copied(p: Problem, x: _Configs) -> tuple[np.ndarray, np.ndarray]:
 def _copy_us(p: Problem, x: _Configs, c: Calibration) -> np.ndarray:
     """The launch that copies operands."""
     copied_a, copied_b = _copied(p, x)
-    # Of a symmetric product both operands are one array, copied once where both are copied.
-    is_one = p.symmetric & copied_a & copied_b
-    copied_bytes = copied_a * p.a_bytes + copied_b * ~is_one * p.b_bytes
+    if p.symmetric:  # Both operands are one array, copied once where both are copied.
+        copied_b = copied_b & ~copied_a
+    copied_bytes = copied_a * p.a_bytes + copied_b * p.b_bytes
     return (copied_bytes > 0) * c.copy_us + 2 * copied_bytes / c.copy_bytes_per_us
 
 
