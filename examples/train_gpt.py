@@ -11,8 +11,10 @@ for the gated feed-forward blocks with their fused backward pass. `--stock` trai
 from the same start with stock Flax and jnp, in turns of twenty steps, `--accelerate` that stock
 network, unchanged, under `jax_tcgemm.accelerate`, `--fused-loss` ours with its head inside of
 `jax_tcgemm.linear_cross_entropy`, which keeps no logits, and `--fp8 RECIPE` ours with the products
-of its blocks in 8 bits, by `jax_tcgemm.Fp8DotGeneral` and `Fp8Mlp`. Written to --out: the losses
-and the time of every step as JSON, and the curves as a plot.
+of its blocks in 8 bits, by `jax_tcgemm.Fp8DotGeneral` and `Fp8Mlp`. `--optimizer muon` trains the
+matrices of the blocks by Muon: stock networks by `optax.contrib.muon`, which is accelerated with
+the rest of the step, and ours by `jax_tcgemm.scale_by_muon` in its place. Written to --out: the
+losses and the time of every step as JSON, and the curves as a plot.
 
 `--mesh` trains on several devices, beside one: `data=2` divides the batch, `model=2` the heads and
 the hidden layer (tensor parallelism). The program is the same; only its arrays lie elsewhere, and
@@ -24,6 +26,7 @@ import functools
 import itertools
 import json
 import pathlib
+import re
 import statistics
 import sysconfig
 import time
@@ -244,6 +247,64 @@ def batches(text: np.ndarray, size: Size) -> Iterator[np.ndarray]:
         yield np.stack([text[s : s + size.context + 1] for s in starts]).astype(np.int32)
 
 
+# --- the optimizer ------------------------------------------------------------------------------
+
+
+def dimension_numbers(params):
+    """Which dimensions are a matrix for Muon: those of blocks; Adam trains the other arrays."""
+
+    def of(path, leaf):
+        names = re.findall(r"\w+", jax.tree_util.keystr(path))
+        if "blocks" not in names or leaf.ndim < 2:
+            return None
+        # Gate and up of (width, 2, hidden) are two matrices.
+        return optax.contrib.MuonDimensionNumbers(0, leaf.ndim - 1)
+
+    return jax.tree_util.tree_map_with_path(of, params)
+
+
+def make_optimizer(
+    name: str, schedule, dtype, stock: bool
+) -> optax.GradientTransformationExtraArgs:
+    """Return AdamW or Muon, of which a stock one is Optax's."""
+    if name == "adamw":
+        return optax.adamw(schedule)
+    if name != "muon":
+        raise ValueError(f"train_gpt: optimizer must be adamw or muon, got optimizer={name}")
+    if stock:
+        return optax.contrib.muon(
+            schedule,
+            consistent_rms=0.2,
+            weight_decay=1e-4,
+            adam_weight_decay=1e-4,
+            muon_weight_dimension_numbers=dimension_numbers,
+        )
+
+    def masked(params):
+        """The dimension numbers of a tree of which only matrices are left."""
+        return jax.tree.map(lambda x: optax.contrib.MuonDimensionNumbers(0, x.ndim - 1), params)
+
+    def scaled(x, _):
+        """An update whose root mean square is 0.2, as those of Adam."""
+        return 0.2 * max(x.shape[0], x.shape[-1]) ** 0.5 * x
+
+    muon = optax.chain(
+        jax_tcgemm.scale_by_muon(dtype=dtype, weight_dimension_numbers=masked),
+        optax.stateless_with_tree_map(scaled),
+        optax.add_decayed_weights(1e-4),
+        optax.scale_by_learning_rate(schedule),
+    )
+    adam = optax.adamw(schedule, weight_decay=1e-4, nesterov=True)
+    return optax.partition(
+        {"muon": muon, "adam": adam},
+        lambda params: jax.tree.map(
+            lambda x: "adam" if x is None else "muon",
+            dimension_numbers(params),
+            is_leaf=lambda x: x is None or isinstance(x, optax.contrib.MuonDimensionNumbers),
+        ),
+    )
+
+
 # --- training -----------------------------------------------------------------------------------
 
 
@@ -260,6 +321,7 @@ class Training:
         mesh: jax.sharding.Mesh | None = None,
         accelerated: bool = False,
         fused_loss: bool = False,
+        optimizer: str = "adamw",
     ):
         self.name, self.mesh = name, mesh
         model = Gpt(size, products, dtype, nnx.Rngs(_SEED))
@@ -267,7 +329,8 @@ class Training:
         schedule = optax.warmup_cosine_decay_schedule(
             0.0, size.learning_rate, max(steps // 20, 1), steps, size.learning_rate / 10
         )
-        optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
+        rule = make_optimizer(optimizer, schedule, dtype, products is STOCK)
+        optimizer = optax.chain(optax.clip_by_global_norm(1.0), rule)
         self.state = optimizer.init(self.params)
         out_shardings = None
         if mesh is not None:
@@ -325,6 +388,7 @@ def train(
     accelerate: bool = False,
     fused_loss: bool = False,
     fp8: str | None = None,
+    optimizer: str = "adamw",
 ) -> dict:
     """Trains and writes what happened.
 
@@ -339,6 +403,7 @@ def train(
       accelerate: train the network with stock Flax under `jax_tcgemm.accelerate`, too.
       fused_loss: train ours with its head inside of the loss, too.
       fp8: a recipe of `jax_tcgemm.Fp8DotGeneral` to train the network with, too.
+      optimizer: "adamw" or "muon", of all trainings.
 
     Returns:
       The record.
@@ -346,19 +411,20 @@ def train(
     console, sizes = console or Console(), SIZES[size]
     dtype = jnp.dtype(dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32"))
     text = read_text(20_000_000 if sizes.width > 500 else 2_000_000)
-    trainings = [Training("jax_tcgemm", OURS, sizes, dtype, steps)]
+    make = functools.partial(Training, optimizer=optimizer)
+    trainings = [make("jax_tcgemm", OURS, sizes, dtype, steps)]
     if mesh is not None:
         devices = several_devices.make_mesh(mesh)
-        trainings.append(Training(f"jax_tcgemm, {mesh}", OURS, sizes, dtype, steps, devices))
+        trainings.append(make(f"jax_tcgemm, {mesh}", OURS, sizes, dtype, steps, devices))
     if stock:
-        trainings.append(Training("stock Flax", STOCK, sizes, dtype, steps))
+        trainings.append(make("stock Flax", STOCK, sizes, dtype, steps))
     if fp8 is not None:
-        trainings.append(Training(f"8 bits, {fp8}", in_8_bits(fp8), sizes, dtype, steps))
+        trainings.append(make(f"8 bits, {fp8}", in_8_bits(fp8), sizes, dtype, steps))
     if accelerate:
         name = "stock Flax, accelerated"
-        trainings.append(Training(name, STOCK, sizes, dtype, steps, accelerated=True))
+        trainings.append(make(name, STOCK, sizes, dtype, steps, accelerated=True))
     if fused_loss:
-        trainings.append(Training("fused loss", OURS, sizes, dtype, steps, fused_loss=True))
+        trainings.append(make("fused loss", OURS, sizes, dtype, steps, fused_loss=True))
     ours = trainings[0]
     num_params = sum(leaf.size for leaf in jax.tree.leaves(ours.params))
     device = jax.devices()[0].device_kind
@@ -394,6 +460,7 @@ def train(
         "sizes": dataclasses.asdict(sizes),
         "parameters": num_params,
         "dtype": dtype.name,
+        "optimizer": optimizer,
         "device": device,
         "jax": jax.__version__,
         "products": [f"{c.problem}: {c.implementation}/{c.config}" for c in explanation],
@@ -472,6 +539,7 @@ def main(
     fp8: Annotated[
         str | None, typer.Option(help="Train in 8 bits, too: current or block128.")
     ] = None,
+    optimizer: Annotated[str, typer.Option(help="adamw or muon.")] = "adamw",
 ) -> None:
     """Train a small language model on Python's own sources."""
     train(
@@ -484,6 +552,7 @@ def main(
         accelerate=accelerate,
         fused_loss=fused_loss,
         fp8=fp8,
+        optimizer=optimizer,
     )
 
 

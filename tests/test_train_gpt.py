@@ -59,6 +59,23 @@ def test_trains_in_8_bits(example, tmp_path, recipe):
     np.testing.assert_allclose(narrow[-10:].mean(), wide[-10:].mean(), rtol=0.02)
 
 
+def test_trains_by_muon(example, tmp_path):
+    record = example.train(
+        "test",
+        10,
+        True,
+        "float32",
+        tmp_path,
+        Console(quiet=True),
+        accelerate=True,
+        optimizer="muon",
+    )
+    ours, stock, accelerated = (t["losses"] for t in record["trainings"].values())
+    np.testing.assert_allclose(ours, stock, rtol=5e-3)
+    np.testing.assert_allclose(accelerated, stock, rtol=5e-3)
+    assert ours[-1] < ours[0] - 0.3
+
+
 def test_text_is_python_source(example):
     text = example.read_text(100_000)
     assert len(text) == 100_000
