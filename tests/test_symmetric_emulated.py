@@ -14,6 +14,7 @@ from mistakes import Mistake, as_mutants
 
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.gemm import Operand, Problem
+from jax_tcgemm.products.newton_schulz import _quadratic
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
 
@@ -160,6 +161,31 @@ def test_functions_of_symmetric_operands(run_folder):
         got = machine.run(problem, arrays, implementation="wgmma", config=config)
         expected = 0.5 * (wide @ wide.T) - 2 * own
         np.testing.assert_array_equal(got[0][0].astype(np.float64), expected.astype(DTYPES["bf16"]))
+
+
+def test_functions_with_a_diagonal(run_folder):
+    """The first polynomial of `newton_schulz`, whose term of the identity reads indices."""
+    n, k = 328, 328
+    scalar, index = jax.ShapeDtypeStruct((), jnp.float32), np.arange(n, dtype=np.int32)
+    r = jax.ShapeDtypeStruct((n, n), jnp.bfloat16)
+    rows, columns = (jax.ShapeDtypeStruct(s, jnp.int32) for s in ((n, 1), (n,)))
+    operands = [r, scalar, scalar, scalar, rows, columns]
+    problem, used = function_of_product(_quadratic, operands, (n, n, k), "bfloat16", "float32")
+    problem = dataclasses.replace(problem, symmetric=True)
+    function = f"Function<tcgemm::elementwise::{problem.function.name}>"
+    one = wgmma(CONFIGS[SQUARES], SYMMETRIC.format(function), "bf16", "00")
+    one = carried(dataclasses.replace(one, definitions=problem.function.definitions))
+    machine = Emulator(run_folder / "symmetric_diagonal", one, families=("wgmma",))
+    c = np.tril(integers(np.random.default_rng(0), (n, n)).astype(np.float32))
+    c = (c + np.tril(c, -1).T).astype(DTYPES["bf16"])
+    values = [c, *np.float32([64, -2, 0.5]), index[:, None], index]
+    arrays = {"a": c, "b": c}
+    for number, i in enumerate(used):
+        arrays[f"function operand {number}"] = np.asarray(values[i])
+    got = machine.run(problem, arrays, implementation="wgmma", config=SQUARES)
+    own = c.astype(np.float64)
+    expected = 64 * np.eye(n) - 2 * own + 0.5 * own @ own
+    np.testing.assert_array_equal(got[0][0].astype(np.float64), expected.astype(DTYPES["bf16"]))
 
 
 SCHEDULER, KERNEL = "kernels/wgmma/scheduler.cuh", "kernels/wgmma/kernel.cuh"
