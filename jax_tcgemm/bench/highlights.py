@@ -44,6 +44,8 @@ WORK = (
     Work("float32 by BF16_BF16_F32_X3", "precise", "f32_x3", "auto"),
     Work("float32 by BF16_BF16_F32_X6", "precise", "f32_x6", "auto"),
     Work("einsum of any rank", "einsum", "bf16", "auto"),
+    Work("An array by its own transpose", "symmetric", "bf16", "gram"),
+    Work("Newton-Schulz iterations of Muon", "symmetric", "bf16", "newton_schulz"),
     Work("Large dense products of LLMs", "llama", "bf16", "auto"),
 )
 

@@ -110,8 +110,8 @@ class Folded(fused.Folded):
 
 
 # With more rows than this, the mma.sync kernel computes a function of more instructions than that
-# more slowly than XLA's loop does: gelu with a bias and a residual by 0.4 to 1.1 us on an H200, gelu
-# with a bias of experts by 1.1 to 3.5 us.
+# more slowly than XLA's loop does: gelu with a bias and a residual by 0.4 to 1.1 us on an H200, and
+# gelu with a bias of experts by 1.1 to 3.5 us.
 _FEW_ROWS, _FEW_ROWS_OF_EXPERTS, _LONG_FUNCTION = 16, 1, 30
 
 

@@ -372,7 +372,7 @@ def _walk(p: Problem, num_sms: int, x: _Configs) -> _Walk:
 
 
 def _triangle(p: Problem, x: _Configs, is_summed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each config whether it computes half of a symmetric D, and in how many tiles of a cluster.
+    """Whether each config computes half of a symmetric D, and in how many tiles of a cluster.
 
     As runs_symmetric() in csrc/kernels/wgmma/wgmma.cc and Tiles in launch.cc have it.
     """
