@@ -188,11 +188,11 @@ def test_functions_with_a_diagonal(run_folder):
     np.testing.assert_array_equal(got[0][0].astype(np.float64), expected.astype(DTYPES["bf16"]))
 
 
-SCHEDULER, KERNEL = "kernels/wgmma/scheduler.cuh", "kernels/wgmma/kernel.cuh"
+TRIANGLE = "tile/triangle.cuh"
 MISTAKES = [
-    Mistake(SCHEDULER, "rows_of_an_even_side", "side % 2", "0", Case(344)),
-    Mistake(SCHEDULER, "rows_of_the_triangle", "first - 1", "row", Case(344)),
-    Mistake(SCHEDULER, "diagonal_mirrored_alone", "!=", "==", Case(344)),
+    Mistake(TRIANGLE, "rows_of_an_even_side", "side % 2", "0", Case(344)),
+    Mistake(TRIANGLE, "rows_of_the_triangle", "first - 1", "row", Case(344)),
+    Mistake(TRIANGLE, "diagonal_mirrored_alone", "!=", "==", Case(344)),
 ]
 
 

@@ -10,12 +10,13 @@
 #include "kernels/common/function.h"
 #include "kernels/common/tensor_map.h"
 #include "kernels/wgmma/params.cuh"
+#include "tile/triangle.cuh"
 
 namespace tcgemm::wgmma_family {
 namespace {
 
 // How many tiles of a cluster there are along D, and how many squares of a symmetric D, whose triangle makes a
-// rectangle (TileWalk::in_triangle).
+// rectangle (tile/triangle.cuh).
 struct Tiles {
   int64_t m, n, side;
 
@@ -24,7 +25,8 @@ struct Tiles {
     const int64_t rows = shape.tile_m * shape.cluster_m, columns = tile_n * shape.cluster_n;
     if (!call.symmetric) return {ceil_div(call.m, rows), ceil_div(call.n, columns), 0};
     const int64_t square = shape.symmetric_side(), side = ceil_div(call.m, square);
-    return {ceil_div(side, int64_t{2}) * (square / rows), (side + 1 - side % 2) * (square / columns), side};
+    const TriangleRectangle squares = TriangleRectangle::make(side);
+    return {squares.rows * (square / rows), squares.columns * (square / columns), side};
   }
 };
 

@@ -5,6 +5,7 @@
 
 #include "kernels/wgmma/pipeline.cuh"
 #include "kernels/wgmma/traits.cuh"
+#include "tile/triangle.cuh"
 
 namespace tcgemm::wgmma_family {
 
@@ -57,9 +58,11 @@ class TileWalk {
     const PersistentGrid& grid = params.grid;
     PersistentGrid::Place place = grid.at<Config::kTilesAlongLonger>(tile_idx);
     if constexpr (Epilogue::kIsSymmetric) {
-      place = in_triangle(place, params.epilogue.side);
-      // mutant: diagonal_mirrored_alone
-      work.is_below = place.m_idx / Config::kSquareM != place.n_idx / Config::kSquareN;
+      const auto tile = TriangleTile::at<Config::kSquareM, Config::kSquareN>(place.m_idx, place.n_idx,
+                                                                             params.epilogue.side);
+      place.m_idx = tile.m_idx;
+      place.n_idx = tile.n_idx;
+      work.is_below = tile.is_below;
     }
     const int32_t rank_m = rank_ % Config::kClusterM, rank_n = rank_ / Config::kClusterM % Config::kClusterN;
     work.m_idx = min((place.m_idx * Config::kClusterM + rank_m) * Config::kTileM, grid.last_m);
@@ -70,21 +73,6 @@ class TileWalk {
     if constexpr (Config::kClusterK > 1) part = part * Config::kClusterK + rank_;
     work.first_k_block = params.first_k_block + part * params.k_blocks;
     return work;
-  }
-
-  // Of a symmetric D, whose triangle of squares is walked as a rectangle: row i of the rectangle is row side - 1 - i of
-  // the triangle and then, as long as what is missing, row i, or row i - 1 where `side` is odd.
-  static __device__ __forceinline__ PersistentGrid::Place in_triangle(PersistentGrid::Place place, int32_t side) {
-    constexpr int32_t kRows = Config::kSquareM, kColumns = Config::kSquareN;
-    const int32_t row = place.m_idx / kRows, column = place.n_idx / kColumns, first = side - row;
-    const bool is_second = column >= first;
-    const int32_t above = first - 1;  // mutant: rows_of_the_triangle
-    // mutant: rows_of_an_even_side
-    const int32_t square_m = is_second ? row - side % 2 : above;
-    const int32_t square_n = is_second ? column - first : column;
-    place.m_idx = square_m * kRows + place.m_idx % kRows;
-    place.n_idx = square_n * kColumns + place.n_idx % kColumns;
-    return place;
   }
 
   // Of D: of a gated product half of those that are multiplied.
