@@ -226,6 +226,7 @@ def instances() -> dict[str, Instance]:
         ),
         "mma_sync_sm80": mma_sync(small),
         "mma_sync_sm90": mma_sync(small, target="sm_90"),
+        "mma_sync_symmetric": mma_sync(small, f"Symmetric<{MMA_SYNC}::Bare>"),
         "mma_sync_ragged": mma_sync("128, 128, 64, 64, 64, 4, 2", None),
         "wgmma": wgmma("128, 256, 2, 1, 1, false, false"),
         "wgmma_ragged": wgmma_ragged("128, 64, 1, 1, 1, false, true"),
@@ -255,6 +256,10 @@ def all_mma_sync() -> dict[str, Instance]:
         layout = types.layouts[(i + i // 4) % 4]
         instance = mma_sync(", ".join(tile), epilogue, name, layout, target)
         found["-".join((*tile[:2], name, layout, epilogue, target))] = instance
+        if layout in ("00", "11"):  # Those of an array and its own transpose.
+            mirrored = f"Symmetric<{MMA_SYNC}::{epilogue}>"
+            instance = mma_sync(", ".join(tile), mirrored, name, layout, target)
+            found["-".join((*tile[:2], name, layout, "Symmetric", target))] = instance
     ragged = ", ".join(re.findall(r"kRaggedTile\{([^}]*)\}", _text("mma_sync/config.h")))
     for i, name in enumerate(("f16", "bf16", "tf32")):
         layout, target = ("00", "01", "11")[i], ("sm_80", "sm_90")[i % 2]

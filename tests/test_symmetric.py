@@ -1,5 +1,7 @@
 """Products of an array and its own transpose: recognized when they are lowered."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,10 @@ import pytest
 
 import jax_tcgemm
 from jax_tcgemm.problem.call_options import CallOptions
-from jax_tcgemm.selection import cost_model
+from jax_tcgemm.selection import cost_model, devices, implementations, library_cost
 from jax_tcgemm.selection.devices import ASSUMED_GPU
+from jax_tcgemm.selection.implementations import Candidate
+from jax_tcgemm.system import modules
 
 X = jax.ShapeDtypeStruct((512, 768), jnp.bfloat16)
 STACK = jax.ShapeDtypeStruct((3, 512, 768), jnp.bfloat16)
@@ -106,6 +110,47 @@ def test_estimates_count_half():
     assert (half.wgmma / full.wgmma)[[0, 2]] == pytest.approx(0.53, abs=0.04)
     assert half.wgmma[1] == full.wgmma[1]
     assert (half.cublaslt, half.xla) == (full.cublaslt, full.xla)
+
+
+def test_estimates_of_mma_sync_count_half():
+    (problem,) = problems(SYMMETRIC["rows"], jax.ShapeDtypeStruct((8192, 8192), jnp.bfloat16))
+
+    def us(problem):
+        names = "64x64x64_w32x32_s4", "128x256x64_w64x64_s3", "256x128x64_w64x64_s3_k2"
+        sms = ASSUMED_GPU.num_sms
+        return library_cost.mma_sync_us(problem, sms, library_cost.H200, names)
+
+    def whole(problem):
+        return dataclasses.replace(problem, symmetric=False)
+
+    assert us(problem) / us(whole(problem)) == pytest.approx([0.52] * 3, abs=0.06)
+    # One square has no tiles above the diagonal.
+    (small,) = problems(SYMMETRIC["rows"], jax.ShapeDtypeStruct((256, 8192), jnp.bfloat16))
+    assert list(us(small) < us(whole(small))) == [False] * 3
+
+
+# Of an A100, an L40 and an RTX PRO 6000.
+@pytest.mark.parametrize(("capability", "shared"), [(80, 166912), (89, 101376), (120, 101376)])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_devices_without_wgmma(monkeypatch, capability, shared, dtype):
+    """mma_sync is then first in the order of preference after cuBLASLt, and computes half."""
+    gpu = dataclasses.replace(
+        ASSUMED_GPU, compute_capability=capability, shared_memory_bytes=shared, name=""
+    )
+    monkeypatch.setattr(devices, "ASSUMED_GPU", gpu)
+    monkeypatch.setattr(modules, "cublaslt_reason", lambda: "it is not there")
+    x = jax.ShapeDtypeStruct((2048, 768), dtype)
+    (call,) = jax_tcgemm.explain(SYMMETRIC["rows"], x, platform="cuda")
+    assert call.problem.symmetric
+    assert call.implementation == "mma_sync"
+    candidate = Candidate("mma_sync", call.config, "")
+    (kernel,) = implementations.kernels(candidate, call.problem, gpu)
+    assert kernel.kernel.endswith(", tcgemm::mma::Symmetric<tcgemm::mma::Bare>>")
+    assert kernel.target == f"sm_{capability}"
+    # Of one square the kernel of any product computes all.
+    one = dataclasses.replace(call.problem, m=64, n=64)
+    (kernel,) = implementations.kernels(candidate, one, gpu)
+    assert kernel.kernel.endswith(", tcgemm::mma::Bare>")
 
 
 @pytest.mark.parametrize("config", [None, "128x128x64_c1x1x1_pp"])

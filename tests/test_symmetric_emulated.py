@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import symmetric_cases
 from emulated import Emulator, carried
 from emulated_checks import function_of_product, integers
 from kernel_instances import wgmma
 from mistakes import Mistake, as_mutants
+from symmetric_cases import Case
 
 from jax_tcgemm.problem.dtypes import DTYPES
-from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.products.newton_schulz import _quadratic
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
@@ -28,42 +29,6 @@ CONFIGS = {
     "64x64x64_c1x1x2_pp": "64, 64, 1, 1, 2, true, false",
 }
 SQUARES, CLUSTER = "128x128x64_c1x1x1_pp", "128x256x64_c2x1x1_co"
-TYPES = {"bf16": "f32", "f16": "f32", "f32": "tf32", "s8": "s32"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """D[b] = X[b] X[b]^T, or X[b]^T X[b] of an X that lies as (k, n), with rows of `ld`."""
-
-    n: int
-    k: int = 72
-    batch: int = 1
-    dtype: str = "bf16"
-    out: str = "bf16"
-    transposed: bool = False
-
-    @property
-    def ld(self) -> int:
-        return self.n if self.transposed else self.k
-
-    @property
-    def problem(self) -> Problem:
-        stride = self.n * self.k if self.batch > 1 else 0
-        a, b = (
-            Operand(self.dtype, transposed, self.ld, 0, stride)
-            for transposed in (self.transposed, not self.transposed)
-        )
-        sizes = self.batch, self.batch, self.n, self.n, self.k
-        return Problem(*sizes, a, b, self.out, TYPES[self.dtype], symmetric=True)
-
-    def draw(self, seed: int) -> np.ndarray:
-        shape = (self.k, self.n) if self.transposed else (self.n, self.k)
-        return integers(np.random.default_rng(seed), (self.batch, *shape), self.dtype)
-
-    def expected(self, x: np.ndarray) -> np.ndarray:
-        x = x.astype(np.float64)
-        d = np.swapaxes(x, 1, 2) @ x if self.transposed else x @ np.swapaxes(x, 1, 2)
-        return d.astype(DTYPES[self.out]).astype(np.float64)
 
 
 # Of one square to seven; rows that TMA cannot store; K of several stages; batches.
@@ -79,19 +44,15 @@ CASES = {
     "tf32": Case(392, dtype="f32", out="f32"),
     "integers": Case(400, 128, dtype="s8", out="s32"),
 }
-LAYOUT = {False: "00", True: "11"}
 
 
 def kernel(config, case=CASES["two"], epilogue="Bare"):
     instruction = {"f32": "tf32", "s8": "s8,s8"}.get(case.dtype, case.dtype)
-    layout = LAYOUT[case.transposed]
-    return carried(wgmma(CONFIGS[config], SYMMETRIC.format(epilogue), instruction, layout))
+    return carried(wgmma(CONFIGS[config], SYMMETRIC.format(epilogue), instruction, case.layout))
 
 
-def check(machine, config, case, seed=0, **how):
-    x = case.draw(seed)
-    got = machine.run(case.problem, {"a": x, "b": x}, implementation="wgmma", config=config, **how)
-    np.testing.assert_array_equal(got[0].astype(np.float64), case.expected(x), "wrong")
+def check(machine, config, case, **how):
+    symmetric_cases.check(machine, "wgmma", config, case, **how)
 
 
 PAIRS = [(config, name) for config in CONFIGS for name in CASES]
@@ -120,11 +81,7 @@ def test_splits(machine, config):
 @pytest.mark.parametrize("k", [392, 391])
 def test_one_array(machine, k):
     """The last tiles may overlap those before them; rows that are not aligned are copied once."""
-    case = Case(344, k)
-    x = case.draw(0)
-    how = {"implementation": "wgmma", "config": SQUARES, "same": {"b": "a"}}
-    got = machine.run(case.problem, {"a": x, "b": x}, **how)
-    np.testing.assert_array_equal(got[0].astype(np.float64), case.expected(x))
+    check(machine, SQUARES, Case(344, k), same={"b": "a"})
 
 
 def test_computes_half():

@@ -22,6 +22,7 @@ from jax_tcgemm.problem.epilogue import BARE
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.selection import library_cost
 from jax_tcgemm.selection.configs import Schedule, WgmmaConfig, parse_or_none
+from jax_tcgemm.selection.triangle import triangle_tiles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -376,6 +377,8 @@ def _triangle(p: Problem, x: _Configs, is_summed: np.ndarray) -> tuple[np.ndarra
 
     As runs_symmetric() in csrc/kernels/wgmma/wgmma.cc and Tiles in launch.cc have it.
     """
+    if not p.symmetric:
+        return np.array(False), np.array(0)
     rows, columns = x.tile_m * x.cluster_m, x.tile_n * x.cluster_n
     square = np.maximum(rows, columns)
     divides = (square % rows == 0) & (square % columns == 0)
@@ -383,9 +386,7 @@ def _triangle(p: Problem, x: _Configs, is_summed: np.ndarray) -> tuple[np.ndarra
     if p.function is not None:
         is_one = len(p.function.results) == 1 and not p.function.results[0].over
         runs = runs & (is_summed | is_one)
-    side = np.ceil(p.m / square)
-    tiles = np.ceil(side / 2) * (side + 1 - side % 2) * (square / rows) * (square / columns)
-    return runs, tiles
+    return runs, triangle_tiles(p.m, rows, columns)
 
 
 def _sides(p: Problem, x: _Configs) -> tuple[np.ndarray, np.ndarray]:

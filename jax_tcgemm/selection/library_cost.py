@@ -25,6 +25,7 @@ from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.selection import xla_forms
 from jax_tcgemm.selection.configs import MmaSyncConfig, parse_or_none
+from jax_tcgemm.selection.triangle import triangle_tiles
 
 
 class _Tiles(NamedTuple):
@@ -193,7 +194,8 @@ def mma_sync_us(
     tiles = _mma_sync_tiles(configs)
     if tiles is None or not p.is_bare or not (_is_tf32(p) or _is_16bit(p)):
         return None
-    return _tiles_us(p, num_sms, c.mma_sync, (_alignment(p.a), _alignment(p.b)), tiles)
+    alignments = _alignment(p.a), _alignment(p.b)
+    return _tiles_us(p, num_sms, c.mma_sync, alignments, tiles, computes_half=p.symmetric)
 
 
 @functools.lru_cache(maxsize=64)
@@ -228,15 +230,24 @@ def _tiles_us(
     alignments: tuple[int, int],
     tiles: _Tiles,
     can_split: bool = True,
+    computes_half: bool = False,
 ) -> np.ndarray:
-    """What each of these tiles takes."""
+    """What each of these tiles takes; `computes_half`: the kernel mirrors half of a symmetric D."""
     is_32bit = DTYPES[p.a.dtype].itemsize == 4
     of_a, of_b = (
         rates.element_us[is_32bit] * (1 if x == 16 else rates.misaligned[x >= 4])
         for x in alignments
     )
-    count = np.ceil(p.m / tiles.m) * np.ceil(p.n / tiles.n) * (p.batch * tiles.splits)
-    depth = np.ceil(count / num_sms) * tiles.k * np.ceil(p.k / (tiles.k * tiles.splits))
+    count = np.ceil(p.m / tiles.m) * np.ceil(p.n / tiles.n)
+    if computes_half:
+        # As kind_of() in csrc/kernels/mma_sync/mma_sync.cc has it.
+        is_half = p.m > np.maximum(tiles.m, tiles.n)
+        count = np.where(is_half, triangle_tiles(p.m, tiles.m, tiles.n), count)
+    depth = (
+        np.ceil(count * (p.batch * tiles.splits) / num_sms)
+        * tiles.k
+        * np.ceil(p.k / (tiles.k * tiles.splits))
+    )
     loads = depth * (tiles.m * of_a + tiles.n * of_b + rates.k_us)
     products = depth * tiles.m * tiles.n * rates.multiply_us * (1 + is_32bit)
     misaligned = sum(

@@ -8,12 +8,10 @@ from gpu.gemm_call import device
 
 import jax_tcgemm
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        device().compute_capability != 90, reason="wgmma is for compute capability 9.0"
-    ),
-]
+pytestmark = pytest.mark.gpu
+needs_wgmma = pytest.mark.skipif(
+    device().compute_capability != 90, reason="wgmma is for compute capability 9.0"
+)
 
 CONFIGS = [
     "128x128x64_c1x1x1_pp",
@@ -31,6 +29,13 @@ CONFIGS = [
     "192x192x64_c1x1x1_co_split2",
     "128x128x64_c1x1x1_pp_split4",
 ]
+# Tiles of mma_sync, with the bytes of K that they have.
+MMA_SYNC = {
+    "64x64": (128, "w32x32_s4"),
+    "128x128": (64, "w64x64_s4"),
+    "128x256": (128, "w64x64_s3"),
+    "256x128": (128, "w64x64_s3"),
+}
 
 
 @pytest.fixture
@@ -59,6 +64,7 @@ def check(got, x, f=lambda d: d, *, transpose=False):
 
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("n", [256, 777, 1536, 2000])
+@needs_wgmma
 def test_configs(config, n, rng):
     x = draw(rng, n, 520)
     f = jax.jit(lambda x: jax_tcgemm.matmul(x, x.T, implementation="wgmma", config=config))
@@ -67,6 +73,57 @@ def test_configs(config, n, rng):
     check(f(x), x)
 
 
+def mma_sync_config(tile, dtype, splits=1):
+    k_bytes, rest = MMA_SYNC[tile]
+    config = f"{tile}x{k_bytes // jnp.dtype(dtype).itemsize}_{rest}"
+    return config + (f"_k{splits}" if splits > 1 else "")
+
+
+def mma_sync_gram(tile, x, splits=1, **how):
+    """The Gram matrix by a config of mma_sync, whose kernel computes half of it."""
+    config = mma_sync_config(tile, x.dtype, splits)
+    f = jax.jit(lambda x: jax_tcgemm.gram(x, implementation="mma_sync", config=config, **how))
+    (call,) = jax_tcgemm.explain(f, x)
+    assert call.problem.symmetric
+    assert call.config == config
+    return f(x)
+
+
+@pytest.mark.parametrize("tile", MMA_SYNC)
+@pytest.mark.parametrize("n", [256, 777, 1536, 2000])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_mma_sync(tile, n, dtype, rng):
+    if dtype == jnp.float32 and tile == "256x128":
+        pytest.skip("this tile is of 16-bit types")
+    # Rows of 1040 bytes or more, which 16 divides, and rows that begin anywhere.
+    for k, splits in ((520, 1), (519, 1), (1032, 4)):
+        x = draw(rng, n, k, dtype=dtype)
+        poison((n, n), dtype)
+        check(mma_sync_gram(tile, x, splits), x)
+        y = draw(rng, k, n, dtype=dtype)
+        poison((n, n), dtype)
+        check(mma_sync_gram(tile, y, splits, transpose=True), y, transpose=True)
+
+
+@pytest.mark.parametrize("tile", MMA_SYNC)
+def test_mma_sync_batches(tile, rng):
+    x = draw(rng, 3, 900, 264)
+    poison((3, 900, 900), x.dtype)
+    check(mma_sync_gram(tile, x), x)
+
+
+@pytest.mark.parametrize("tile", ["64x64", "128x128", "128x256"])
+@pytest.mark.parametrize("transpose", [False, True])
+def test_mma_sync_integers(tile, transpose, rng):
+    for shape in ((777, 512), (800, 1056)):
+        x = jnp.asarray(rng.integers(-128, 127, shape), jnp.int8)
+        how = {"transpose": transpose, "preferred_element_type": jnp.int32}
+        wide = np.asarray(x).astype(np.int32)
+        wide = wide.T if transpose else wide
+        np.testing.assert_array_equal(mma_sync_gram(tile, x, **how), wide @ wide.T)
+
+
+@needs_wgmma
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 @pytest.mark.parametrize("shape", [(513, 72), (3, 640, 96), (1000, 3000), (4096, 512)])
 @pytest.mark.parametrize("transpose", [False, True])
@@ -83,6 +140,7 @@ def test_gram(dtype, shape, transpose, rng):
 
 @pytest.mark.parametrize("n", [512, 1000, 4096])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@needs_wgmma
 def test_terms(n, dtype, rng):
     x = draw(rng, n, n, dtype=dtype)
     c = x + x.T
@@ -98,6 +156,7 @@ def test_terms(n, dtype, rng):
     check(f(x, c, 3.0), x, lambda d: -0.5 * d + 3 * own)
 
 
+@needs_wgmma
 def test_integers(rng):
     x = jnp.asarray(rng.integers(-128, 127, (777, 512)), jnp.int8)
     got = jax.jit(lambda x: jax_tcgemm.gram(x, preferred_element_type=jnp.int32))(x)
@@ -106,6 +165,7 @@ def test_integers(rng):
 
 
 @pytest.mark.parametrize("precision", ["BF16_BF16_F32_X3", "BF16_BF16_F32_X6"])
+@needs_wgmma
 def test_split_precision(precision, rng):
     x = draw(rng, 1100, 700, dtype=jnp.float32)
     got = np.asarray(jax.jit(lambda x: jax_tcgemm.gram(x, precision=precision))(x))
@@ -115,6 +175,7 @@ def test_split_precision(precision, rng):
     assert np.abs(got - expected).max() <= bound * np.abs(expected).max()
 
 
+@needs_wgmma
 def test_repeated_calls_give_the_same_bits(rng):
     x = draw(rng, 3000, 1000)
     f = jax.jit(jax_tcgemm.gram)
@@ -123,6 +184,7 @@ def test_repeated_calls_give_the_same_bits(rng):
         np.testing.assert_array_equal(first, f(x))
 
 
+@needs_wgmma
 def test_iteration_under_accelerate(rng):
     def iteration(x):
         a = x @ x.T

@@ -13,8 +13,11 @@ struct Config {
   static constexpr int kWarpM = kWarpM_, kWarpN = kWarpN_;
   static constexpr int kStages = kStages_, kMinBlocksPerSm = kMinBlocksPerSm_;
   static constexpr int kWarpsM = kTile.warps_m(), kWarpsN = kTile.warps_n(), kThreads = kTile.threads();
+  // Of a symmetric D: the tiles that make a square, one of which is 1.
+  static constexpr int kSquareM = kTile.symmetric_side() / kTileM, kSquareN = kTile.symmetric_side() / kTileN;
 
   static_assert(kTileM % kWarpM == 0 && kTileN % kWarpN == 0, "warps must cover the tile exactly");
+  static_assert(kSquareM * kTileM == kSquareN * kTileN, "tiles must cover a square of a symmetric D exactly");
   static_assert(kTileKBytes == 64 || kTileKBytes == 128, "K-major rows are swizzled in lines of 128 bytes");
   static_assert(kStages >= 3, "a copy needs a stage that is neither read nor awaited");
 };

@@ -19,6 +19,9 @@ struct Tile {
   constexpr int warps_m() const { return m / warp_m; }
   constexpr int warps_n() const { return n / warp_n; }
   constexpr int threads() const { return warps_m() * warps_n() * 32; }
+  // The squares that a symmetric D is divided into: tiles are as long as one along one side of it, and an equal part of
+  // it along the other.
+  constexpr int symmetric_side() const { return m > n ? m : n; }
 };
 
 enum class Role { kA, kB };

@@ -11,7 +11,11 @@
 namespace tcgemm::mma {
 
 // What a kernel does with its sums: see params.cuh.
-enum class EpilogueKind { kBare, kFunction, kScaled };
+enum class EpilogueKind { kBare, kScaled, kSymmetricBare, kSymmetricScaled, kFunction };
+
+inline bool is_symmetric(EpilogueKind kind) {
+  return kind == EpilogueKind::kSymmetricBare || kind == EpilogueKind::kSymmetricScaled;
+}
 
 // What a kernel is compiled for, as C++ text.
 struct Instance {
@@ -27,8 +31,14 @@ inline std::string arguments_text(const Instance& x) {
 
 // Of a function, its name.
 inline std::string epilogue_text(EpilogueKind kind, const std::string& function) {
-  if (kind == EpilogueKind::kFunction) return "Function<tcgemm::elementwise::" + function + ">";
-  return kind == EpilogueKind::kBare ? "Bare" : "Scaled";
+  switch (kind) {
+    case EpilogueKind::kBare: return "Bare";
+    case EpilogueKind::kScaled: return "Scaled";
+    case EpilogueKind::kSymmetricBare: return "Symmetric<tcgemm::mma::Bare>";
+    case EpilogueKind::kSymmetricScaled: return "Symmetric<tcgemm::mma::Scaled>";
+    case EpilogueKind::kFunction: return "Function<tcgemm::elementwise::" + function + ">";
+  }
+  return "";
 }
 
 // Their target is the device's, for copies and rounding take what it has.

@@ -19,8 +19,17 @@
 #include "kernels/mma_sync/mainloop.cuh"
 #include "kernels/mma_sync/params.cuh"
 #include "kernels/mma_sync/store.cuh"
+#include "ptx/special_registers.cuh"
 
 namespace tcgemm::mma {
+
+// The block's work, for its stores. Of a symmetric D it is worked out anew: kept across the main loop it would take a
+// register that 8-bit operands need which are not K-major.
+template <typename Config, typename Epilogue>
+__device__ __forceinline__ Work stored_work(const Params& params, const Epilogue& epilogue, const Work& work) {
+  if constexpr (SymmetryOf<Epilogue>::kIsSymmetric) return Work::make<Config>(params, epilogue, ptx::ctaid_x());
+  return work;
+}
 
 template <typename Config, typename Mma, typename Operands, typename Epilogue>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
@@ -36,7 +45,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   const int warp = threadIdx.x / 32;
   const int warp_m = warp % Config::kWarpsM * Config::kWarpM;
   const int warp_n = warp / Config::kWarpsM * Config::kWarpN;
-  const Work work = Work::make(params, blockIdx.x, Config::kTileM, Config::kTileN);
+  const Work work = Work::make<Config>(params, epilogue, blockIdx.x);
   Mainloop<Traits> loop;
   loop.a_address = a_address + A::lane_offset(warp_m);
   loop.b_address = b_address + B::lane_offset(warp_n);
@@ -61,8 +70,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       }
     }
   }
+  const Work stored = stored_work<Config>(params, epilogue, work);
   store_tile<Traits>(params, epilogue, loop.accumulators, a_address + warp * Traits::kStagingBytesPerWarp,
-                     {work.split_idx, work.batch_idx, work.m_idx + warp_m, work.n_idx + warp_n});
+                     {stored.split_idx, stored.batch_idx, stored.m_idx + warp_m, stored.n_idx + warp_n});
 #else
   __trap();  // cp.async and these mma shapes begin with sm_80.
 #endif

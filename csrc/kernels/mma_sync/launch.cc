@@ -10,6 +10,7 @@
 #include "kernels/common/launch_blocks.h"
 #include "kernels/common/tensor_map.h"
 #include "kernels/mma_sync/params.cuh"
+#include "tile/triangle.cuh"
 
 namespace tcgemm::mma {
 namespace {
@@ -32,6 +33,19 @@ Status encode_map(tile::TensorMap* map, const BatchedMatrix<char>& matrix, const
   return encode_operand_map(map, type, operand, {box.contiguous, box.rows}, CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
+// How many squares a symmetric D is long.
+int64_t num_squares(const Call& call) { return ceil_div(call.problem->m, call.geometry.tile.symmetric_side()); }
+
+// Of a symmetric D the triangle's tiles, which make a rectangle (tile/triangle.cuh).
+TileGrid make_grid(const Call& call) {
+  const Problem& p = *call.problem;
+  const Tile& tile = call.geometry.tile;
+  if (!is_symmetric(call.epilogue)) return TileGrid::make(p.batch, p.m, p.n, tile.m, tile.n);
+  const TriangleRectangle squares = TriangleRectangle::make(num_squares(call));
+  const int64_t square = tile.symmetric_side();
+  return TileGrid::make(p.batch, squares.rows * square, squares.columns * square, tile.m, tile.n);
+}
+
 Status make_params(const Call& call, Params* params) {
   const Geometry& geometry = call.geometry;
   const Problem& p = *call.problem;
@@ -47,7 +61,7 @@ Status make_params(const Call& call, Params* params) {
   params->k = p.k;
   const int64_t tiles_k = ceil_div(p.k, geometry.tile_k());
   params->k_per_split = std::max<int64_t>(ceil_div(tiles_k, call.num_splits), 1) * geometry.tile_k();
-  params->grid = TileGrid::make(p.batch, p.m, p.n, geometry.tile.m, geometry.tile.n);
+  params->grid = make_grid(call);
   params->num_works = static_cast<uint32_t>(params->grid.num_tiles() * call.num_splits);
   params->d = call.buffers->d;
   params->out = float_type(p.out);
@@ -86,13 +100,17 @@ Status launch_product(const Call& call) {
     return launch_blocks("mma_sync", *call.kernel, params.num_works, call.geometry.tile.threads(),
                          call.geometry.shared_bytes(), call.stream, params, epilogue);
   };
+  const Scaled scaled{static_cast<int32_t>(p.alpha), static_cast<int32_t>(p.beta),
+                      static_cast<const int32_t*>(call.buffers->c), p.m, p.n};
+  const auto side = static_cast<int32_t>(num_squares(call));
   switch (call.epilogue) {
+    case EpilogueKind::kBare: return launch(Bare{});
+    case EpilogueKind::kScaled: return launch(scaled);
+    case EpilogueKind::kSymmetricBare: return launch(Symmetric<Bare>{{}, side});
+    case EpilogueKind::kSymmetricScaled: return launch(Symmetric<Scaled>{scaled, side});
     case EpilogueKind::kFunction: return launch(make_function(p, *call.buffers));
-    case EpilogueKind::kScaled:
-      return launch(Scaled{static_cast<int32_t>(p.alpha), static_cast<int32_t>(p.beta),
-                           static_cast<const int32_t*>(call.buffers->c), p.m, p.n});
-    default: return launch(Bare{});
   }
+  return Status::internal("an epilogue of mma_sync must be one of EpilogueKind");
 }
 
 }  // namespace tcgemm::mma

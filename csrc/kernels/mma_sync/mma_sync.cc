@@ -129,7 +129,10 @@ class MmaSync final : public Implementation {
     for (const Entry& entry : entries()) {
       for (Major a : {Major::kK, Major::kMN}) {
         for (Major b : {Major::kK, Major::kMN}) {
-          kernels_.emplace_back(kernel_source(instance_of(entry, a, b), kind_without_function(entry)));
+          for (bool symmetric : {false, true}) {
+            const EpilogueKind kind = kind_without_function(entry, symmetric);
+            kernels_.emplace_back(kernel_source(instance_of(entry, a, b), kind));
+          }
         }
       }
     }
@@ -183,8 +186,8 @@ class MmaSync final : public Implementation {
     if (entry == nullptr) return {};
     const EpilogueLaunch launch = launch_of(p, parsed);
     std::vector<KernelSource> needed = launch.kernels(p, device);
-    const bool runs_function = launch.is_direct && !p.epilogue.function.is_none();
-    needed.push_back(with_kernel_of(p, *entry, runs_function, [&](const auto& x) { return x.source_for(device); }));
+    const EpilogueKind kind = kind_of(p, *entry, launch);
+    needed.push_back(with_kernel_of(p, *entry, kind, [&](const auto& x) { return x.source_for(device); }));
     return needed;
   }
 
@@ -198,16 +201,16 @@ class MmaSync final : public Implementation {
     call.has_tma = device.compute_capability >= 90;
     call.num_splits = parsed.splits;
     call.stream = static_cast<cudaStream_t>(stream);
+    const EpilogueLaunch by = launch_of(p, parsed);
+    call.epilogue = kind_of(p, *entry, by);
     const auto product = [&](const Problem& part, const Buffers& part_buffers) {
-      const bool runs_function = !part.epilogue.function.is_none();
       const auto find = [&](const KernelReference& x) { return x.find(device, &call.kernel); };
-      if (Status s = with_kernel_of(part, *entry, runs_function, find); !s.is_ok()) return s;
-      call.epilogue = runs_function ? EpilogueKind::kFunction : kind_without_function(*entry);
+      if (Status s = with_kernel_of(part, *entry, call.epilogue, find); !s.is_ok()) return s;
       call.problem = &part;
       call.buffers = &part_buffers;
       return launch_product(call);
     };
-    return launch_of(p, parsed).run(p, buffers, device, call.stream, product);
+    return by.run(p, buffers, device, call.stream, product);
   }
 
  private:
@@ -216,8 +219,19 @@ class MmaSync final : public Implementation {
     return EpilogueLaunch::make(p, parsed.splits, is_function_of_sums(p) || is_scaled);
   }
 
-  static EpilogueKind kind_without_function(const Entry& entry) {
-    return entry.instruction->compute == Compute::kS32 ? EpilogueKind::kScaled : EpilogueKind::kBare;
+  static EpilogueKind kind_without_function(const Entry& entry, bool symmetric) {
+    if (entry.instruction->compute == Compute::kS32) {
+      return symmetric ? EpilogueKind::kSymmetricScaled : EpilogueKind::kScaled;
+    }
+    return symmetric ? EpilogueKind::kSymmetricBare : EpilogueKind::kBare;
+  }
+
+  // What the kernel that multiplies does with its sums. A symmetric D is computed by half where it is more than one
+  // square, and no function of this kernel stores it.
+  static EpilogueKind kind_of(const Problem& p, const Entry& entry, const EpilogueLaunch& launch) {
+    if (launch.is_direct && !p.epilogue.function.is_none()) return EpilogueKind::kFunction;
+    const bool is_of_squares = p.m == p.n && p.m > entry.tile.symmetric_side();
+    return kind_without_function(entry, p.symmetric && !p.has_two_b() && is_of_squares);
   }
 
   static Instance instance_of(const Entry& entry, Major a, Major b) {
@@ -225,20 +239,20 @@ class MmaSync final : public Implementation {
     return {entry.tile, x.mma, operands_text(x.a.text(a), x.b.text(b))};
   }
 
-  // Calls f with the kernel that multiplies, and runs the problem's function if it is to.
+  // Calls f with the kernel that multiplies.
   template <typename Visitor>
   std::invoke_result_t<Visitor, const KernelReference&> with_kernel_of(const Problem& p, const Entry& entry,
-                                                                       bool runs_function, Visitor&& f) const {
+                                                                       EpilogueKind kind, Visitor&& f) const {
     const Major a = major_of_a(p), b = major_of_b(p);
-    if (runs_function) {
+    if (kind == EpilogueKind::kFunction) {
       const Instance instance = instance_of(entry, a, b);
       return f(KernelReference(kernel_source(instance, EpilogueKind::kFunction, p.epilogue.function.name)));
     }
     const size_t row = &entry - entries().data();
-    return f(kernels_[row * 4 + (a == Major::kMN) * 2 + (b == Major::kMN)]);
+    return f(kernels_[row * 8 + (a == Major::kMN) * 4 + (b == Major::kMN) * 2 + is_symmetric(kind)]);
   }
 
-  std::deque<KernelReference> kernels_;  // [entry][major of A][of B]
+  std::deque<KernelReference> kernels_;  // [entry][major of A][of B][symmetric]
 };
 
 }  // namespace

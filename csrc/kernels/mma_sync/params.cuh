@@ -9,6 +9,7 @@
 #include "tile/matrix.cuh"
 #include "tile/numeric.cuh"
 #include "tile/tensor_map.cuh"
+#include "tile/triangle.cuh"
 
 namespace tcgemm::mma {
 
@@ -16,6 +17,26 @@ namespace tcgemm::mma {
 using Bare = epilogue::Identity<float, void>;
 using Scaled = epilogue::AlphaBetaC<int32_t, int32_t>;  // of integers: all but a function, and nothing
 using epilogue::Function;
+
+// Bare or Scaled of a D that is its own transpose. Only tiles on and below the diagonal are computed, and those below
+// are stored a second time, transposed. `side`: how many squares (Tile::symmetric_side) D is long.
+template <typename BaseType>
+struct Symmetric : BaseType {
+  using Base = BaseType;
+
+  int32_t side;
+};
+
+template <typename Epilogue>
+struct SymmetryOf {
+  static constexpr bool kIsSymmetric = false;
+  using Base = Epilogue;
+};
+template <typename BaseType>
+struct SymmetryOf<Symmetric<BaseType>> {
+  static constexpr bool kIsSymmetric = true;
+  using Base = BaseType;
+};
 
 struct Params {
   tile::TensorMap a_map, b_map;      // of the tiles of a stage; only where TensorCopies copies them
@@ -37,14 +58,21 @@ struct Work {
   int64_t k_begin;
   int k;  // 0 where the last splits have nothing left
 
-  __device__ __forceinline__ static Work make(const Params& params, uint32_t work_idx, int tile_m, int tile_n) {
+  template <typename Config, typename Epilogue>
+  __device__ __forceinline__ static Work make(const Params& params, const Epilogue& epilogue, uint32_t work_idx) {
     const uint32_t num_tiles = static_cast<uint32_t>(params.grid.num_tiles());
     Work work;
     work.split_idx = static_cast<int>(work_idx / num_tiles);
-    const TileCoord tile = params.grid.at(work_idx % num_tiles);
+    TileCoord tile = params.grid.at(work_idx % num_tiles);
+    if constexpr (SymmetryOf<Epilogue>::kIsSymmetric) {
+      const auto below = TriangleTile::at<Config::kSquareM, Config::kSquareN>(
+          static_cast<int32_t>(tile.tile_m_idx), static_cast<int32_t>(tile.tile_n_idx), epilogue.side);
+      tile.tile_m_idx = below.m_idx;
+      tile.tile_n_idx = below.n_idx;
+    }
     work.batch_idx = static_cast<int>(tile.batch_idx);
-    work.m_idx = static_cast<uint32_t>(tile.tile_m_idx) * tile_m;
-    work.n_idx = static_cast<uint32_t>(tile.tile_n_idx) * tile_n;
+    work.m_idx = static_cast<uint32_t>(tile.tile_m_idx) * Config::kTileM;
+    work.n_idx = static_cast<uint32_t>(tile.tile_n_idx) * Config::kTileN;
     work.k_begin = work.split_idx * params.k_per_split;
     const int64_t k_left = params.k - work.k_begin;
     work.k = static_cast<int>(k_left < params.k_per_split ? (k_left > 0 ? k_left : 0) : params.k_per_split);

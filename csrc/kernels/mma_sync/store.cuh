@@ -72,6 +72,12 @@ __device__ __forceinline__ void stage_rows(uint32_t staging,
 struct WarpTile {
   int split_idx, batch_idx;
   uint32_t m_idx, n_idx;  // up to a tile past 2^31
+
+  template <typename Out>
+  __device__ __forceinline__ Out* output_matrix(const Params& params) const {
+    const int64_t d_batch_idx = split_idx * params.batch + batch_idx;
+    return static_cast<Out*>(params.d) + d_batch_idx * params.m * params.n;
+  }
 };
 
 // Word `word` of the converted values.
@@ -86,6 +92,19 @@ __device__ __forceinline__ uint32_t pack_word(const Partial (&values)[kCount], i
   return bits;
 }
 
+// One element, or 16 bytes.
+template <typename Out, int kCount, typename Partial>
+__device__ __forceinline__ void store_values(Out* destination, const Partial (&values)[kCount]) {
+  if constexpr (kCount == 1) {
+    *destination = convert<Out>(values[0]);
+  } else {
+    uint32_t words[4];
+#pragma unroll
+    for (int word = 0; word < 4; ++word) words[word] = pack_word<Out>(values, word);
+    ptx::st_global_v4_u32(destination, words);
+  }
+}
+
 // Applies the epilogue to the staged rows of instruction row `mma_idx` and stores them, kCount
 // adjacent columns at a time: either one element or 16 bytes.
 template <typename Traits, typename Out, int kCount, typename Functor>
@@ -98,8 +117,7 @@ __device__ __forceinline__ void store_rows(const Params& params, const Functor& 
   constexpr int kAtOnce = kCount == 1 ? 1 : 2;
   static_assert(kIterations % kAtOnce == 0, "a lane stores as many at once every time");
   const int lane = threadIdx.x % 32;
-  const int64_t d_batch_idx = warp_tile.split_idx * params.batch + warp_tile.batch_idx;
-  Out* const d = static_cast<Out*>(params.d) + d_batch_idx * params.m * params.n;
+  Out* const d = warp_tile.output_matrix<Out>(params);
 #pragma unroll 1
   for (int first = lane; first < 32 * kIterations; first += 32 * kAtOnce) {
     Partial values[kAtOnce][kCount];
@@ -116,15 +134,39 @@ __device__ __forceinline__ void store_rows(const Params& params, const Functor& 
       if (m_idx >= params.m || n_idx >= params.n) continue;
       functor(values[at], warp_tile.batch_idx, m_idx, n_idx);
       Out* const destination = d + m_idx * params.n + n_idx;
-      if constexpr (kCount == 1) {
-        *destination = convert<Out>(values[at][0]);
-      } else {
-        uint32_t words[4];
-#pragma unroll
-        for (int word = 0; word < 4; ++word) words[word] = pack_word<Out>(values[at], word);
-        ptx::st_global_v4_u32(destination, words);
-      }
+      store_values(destination, values[at]);
     }
+  }
+}
+
+// The same into D's transpose, whose rows are columns of the staged ones: kCount neighbours of the 16 in a column at a
+// time. Where D is its own transpose, so is C, whose elements are read from where they are stored.
+template <typename Traits, typename Out, int kCount, typename Functor>
+__device__ __forceinline__ void store_columns(const Params& params, const Functor& functor, uint32_t staging,
+                                              int mma_idx, const WarpTile& warp_tile) {
+  using Partial = typename Traits::Partial;
+  constexpr FragmentOrder kOrder = Traits::A::kOrder;
+  constexpr int kVectorsPerColumn = 16 / kCount, kColumnsAtOnce = 32 / kVectorsPerColumn;
+  static_assert(kCount <= 8, "neighbouring rows come in runs of 8");
+  static_assert(Traits::Config::kWarpN % kColumnsAtOnce == 0, "columns are stored as many at once every time");
+  const int lane = threadIdx.x % 32;
+  const int run = lane % kVectorsPerColumn * kCount / 8, in_run = lane % kVectorsPerColumn * kCount % 8;
+  const int64_t m_idx = int64_t{warp_tile.m_idx} + run_row<kOrder>(mma_idx, run) + in_run;
+  if (m_idx >= params.m) return;
+  Out* const d = warp_tile.output_matrix<Out>(params);
+#pragma unroll 1
+  for (int column = lane / kVectorsPerColumn; column < Traits::Config::kWarpN; column += kColumnsAtOnce) {
+    const int64_t n_idx = int64_t{warp_tile.n_idx} + column;
+    if (n_idx >= params.n) return;
+    Partial values[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      Partial one[1];
+      load_staged<Traits>(one, staging, run_slot<kOrder>(run, in_run + i), column);  // mutant: mirrored_slot
+      values[i] = one[0];
+    }
+    functor(values, warp_tile.batch_idx, n_idx, m_idx);  // mutant: mirrored_c
+    store_values(d + n_idx * params.n + m_idx, values);  // mutant: mirrored_place
   }
 }
 
@@ -158,13 +200,24 @@ __device__ __forceinline__ void store_rows_function(const epilogue::FunctionPara
   }
 }
 
-template <typename Traits, typename Out, typename Functor>
+template <typename Traits, typename Out, bool kIsSymmetric, typename Functor>
 __device__ __forceinline__ void store_rows_as(const Params& params, const Functor& functor, uint32_t staging,
                                               int mma_idx, const WarpTile& warp_tile) {
+  const auto store = [&](auto count) {
+    constexpr int kCount = decltype(count)::value;
+    store_rows<Traits, Out, kCount>(params, functor, staging, mma_idx, warp_tile);
+    if constexpr (kIsSymmetric) {
+      // Of squares on the diagonal all is computed.
+      constexpr uint32_t kSide = Traits::Config::kTile.symmetric_side();
+      const bool is_below = warp_tile.m_idx / kSide != warp_tile.n_idx / kSide;  // mutant: diagonal_mirrored_alone
+      // mutant: not_mirrored
+      if (is_below) store_columns<Traits, Out, kCount>(params, functor, staging, mma_idx, warp_tile);
+    }
+  };
   if (params.stores_vectors) {
-    store_rows<Traits, Out, 16 / sizeof(Out)>(params, functor, staging, mma_idx, warp_tile);
+    store(std::integral_constant<int, 16 / sizeof(Out)>{});
   } else {
-    store_rows<Traits, Out, 1>(params, functor, staging, mma_idx, warp_tile);
+    store(std::integral_constant<int, 1>{});
   }
 }
 
@@ -174,6 +227,8 @@ __device__ __forceinline__ void store_tile(const Params& params, const Epilogue&
                                            const typename Traits::Accumulators& accumulators, uint32_t staging,
                                            const WarpTile& warp_tile) {
   using Partial = typename Traits::Partial;
+  using Base = typename SymmetryOf<Epilogue>::Base;
+  constexpr bool kIsSymmetric = SymmetryOf<Epilogue>::kIsSymmetric;
   // Rolled, with the register choice as a branch: the output paths then exist once.
 #pragma unroll 1
   for (int mma_idx = 0; mma_idx < Traits::kMmasM; ++mma_idx) {
@@ -184,12 +239,14 @@ __device__ __forceinline__ void store_tile(const Params& params, const Epilogue&
     __syncwarp();
     const auto store_as = [&](auto out) {
       using Out = decltype(out);
-      store_rows_as<Traits, Out>(params, epilogue::Identity<Partial, Out>{}, staging, mma_idx, warp_tile);
+      const epilogue::Identity<Partial, Out> functor{};
+      store_rows_as<Traits, Out, kIsSymmetric>(params, functor, staging, mma_idx, warp_tile);
     };
-    if constexpr (std::is_same_v<Epilogue, Bare>) {
+    if constexpr (std::is_same_v<Base, Bare>) {
       visit_float(params.out, store_as);
-    } else if constexpr (std::is_same_v<Epilogue, Scaled>) {
-      store_rows_as<Traits, int32_t>(params, stored_by, staging, mma_idx, warp_tile);
+    } else if constexpr (std::is_same_v<Base, Scaled>) {
+      store_rows_as<Traits, int32_t, kIsSymmetric>(params, static_cast<const Base&>(stored_by), staging, mma_idx,
+                                                   warp_tile);
     } else {
       store_rows_function<Traits, typename Epilogue::Code>(stored_by, staging, mma_idx, warp_tile);
     }

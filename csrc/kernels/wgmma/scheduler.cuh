@@ -58,8 +58,8 @@ class TileWalk {
     const PersistentGrid& grid = params.grid;
     PersistentGrid::Place place = grid.at<Config::kTilesAlongLonger>(tile_idx);
     if constexpr (Epilogue::kIsSymmetric) {
-      const auto tile = TriangleTile::at<Config::kSquareM, Config::kSquareN>(place.m_idx, place.n_idx,
-                                                                             params.epilogue.side);
+      const auto tile =
+          TriangleTile::at<Config::kSquareM, Config::kSquareN>(place.m_idx, place.n_idx, params.epilogue.side);
       place.m_idx = tile.m_idx;
       place.n_idx = tile.n_idx;
       work.is_below = tile.is_below;

@@ -1,0 +1,10 @@
+// Stands in for csrc/ptx/special_registers.cuh.
+#pragma once
+
+#include "instructions.h"
+
+namespace tcgemm::ptx {
+
+inline uint32_t ctaid_x() { return blockIdx.x; }
+
+}  // namespace tcgemm::ptx
