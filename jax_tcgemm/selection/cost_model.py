@@ -377,8 +377,6 @@ def _triangle(p: Problem, x: _Configs, is_summed: np.ndarray) -> tuple[np.ndarra
 
     As runs_symmetric() in csrc/kernels/wgmma/wgmma.cc and Tiles in launch.cc have it.
     """
-    if not p.symmetric:
-        return np.array(False), np.array(0)
     rows, columns = x.tile_m * x.cluster_m, x.tile_n * x.cluster_n
     square = np.maximum(rows, columns)
     divides = (square % rows == 0) & (square % columns == 0)
