@@ -108,6 +108,7 @@ def ffi(a, b, out=(4, 4), **changes):
         ({"m": 1000}, "a must hold at least 4000 elements, got 16"),
         ({"m": -1}, "m must be in"),
         ({"k": 2**40}, "k must be in"),
+        ({"symmetric": True, "n": 3}, "symmetric must be false where m and n differ, got m=4"),
         ({"b_ld": 2}, "b.ld must be at least 4, got 2"),
         ({"a_ld": 2**62}, "a must hold at least"),
         ({"batch": 3, "batch_inner": 2}, "batch_inner must divide"),

@@ -254,6 +254,10 @@ std::string check_problem(const Problem& p) {
   if (p.batch > 0 && (p.batch_inner <= 0 || p.batch % p.batch_inner != 0)) {
     return must("batch_inner", "divide batch=" + std::to_string(p.batch), p.batch_inner);
   }
+  if (p.symmetric && p.m != p.n) {
+    return "symmetric must be false where m and n differ, got m=" + std::to_string(p.m) +
+           " and n=" + std::to_string(p.n);
+  }
   if (std::string error = check_epilogue(p); !error.empty()) return error;
   if (std::string error = check_factors(p.factors); !error.empty()) return error;
   if (std::string error = check_operand("a", p, p.a, shape_of_a(p), 0); !error.empty()) return error;
