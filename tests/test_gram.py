@@ -134,6 +134,13 @@ def test_rows_over_explicit_axes_need_a_sharding():
         assert got.sharding.spec == jax.P("d", None)
         close(got, exact(x))
 
+        def loss(x):
+            return jnp.sum(jax_tcgemm.gram(x, out_sharding=jax.P("d", None)) ** 2)
+
+        gradient = jax.jit(jax.grad(loss))(x)
+        assert gradient.sharding.spec == jax.P("d", None)
+        close(gradient, 4 * exact(x) @ np.asarray(x, np.float64))
+
 
 @pytest.mark.parametrize(
     ("given", "says"),

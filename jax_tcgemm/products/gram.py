@@ -22,6 +22,7 @@ from jax_tcgemm.products.arguments import (
     check_flag,
 )
 from jax_tcgemm.products.epilogue import with_encoded_epilogue
+from jax_tcgemm.sharding import partitioning
 
 
 def gram(
@@ -234,7 +235,8 @@ def _gram_jvp(spec: _Spec, primals, tangents):
             out_sharding=spec.out_sharding,
         )
         half = half.astype(wide)
-        addends.append(alpha * (half + jnp.swapaxes(half, -1, -2)))
+        turned = partitioning.resharded(jnp.swapaxes(half, -1, -2), jax.typeof(half).sharding)
+        addends.append(alpha * (half + turned))
     if _moves(dalpha):
         one = dataclasses.replace(spec, alpha=1.0, beta=0.0, dtype=wide)
         addends.append(dalpha.astype(wide) * _gram(one, x, None, []))
