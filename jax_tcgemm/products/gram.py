@@ -235,8 +235,8 @@ def _gram_jvp(spec: _Spec, primals, tangents):
             out_sharding=spec.out_sharding,
         )
         half = half.astype(wide)
-        turned = partitioning.resharded(jnp.swapaxes(half, -1, -2), jax.typeof(half).sharding)
-        addends.append(alpha * (half + turned))
+        transposed = partitioning.resharded(jnp.swapaxes(half, -1, -2), jax.typeof(half).sharding)
+        addends.append(alpha * (half + transposed))
     if _moves(dalpha):
         one = dataclasses.replace(spec, alpha=1.0, beta=0.0, dtype=wide)
         addends.append(dalpha.astype(wide) * _gram(one, x, None, []))
