@@ -209,6 +209,8 @@ def cases_of_symmetry():
         "of quotients": (lambda a: (a / half) @ a - a, [True]),
         "with a diagonal": (lambda a: a @ a + jnp.eye(a.shape[0]), [False]),
         "with indices": (lambda a: jnp.where(rows(a) >= rows(a, 1), a @ a, 0.5), [False]),
+        "of integers": (lambda a: a.astype(jnp.int32).astype(a.dtype) @ a - a, [False]),
+        "in another dtype": (lambda a: a.astype(jnp.bfloat16).astype(a.dtype) @ a - a, [False]),
         "of inverses": (lambda a: (half / a) @ a - a, [False]),
     }
 

@@ -425,11 +425,6 @@ def _of_equations(rewrite: Callable) -> Callable:
     return lambda equations, results, settings: (rewrite(equations, results), results)
 
 
-def _symmetric(equations, results):
-    del results
-    return with_grams(equations)
-
-
 # In their order.
 PASSES = (
     Pass(
@@ -441,7 +436,10 @@ PASSES = (
         lambda equations, results, _: _without_repetitions(equations, results),
     ),
     Pass("call this library's GEMMs, with transposes as layouts", _of_equations(_products_as_ours)),
-    Pass("compute products of symmetric matrices by half", _of_equations(_symmetric)),
+    Pass(
+        "compute products of symmetric matrices by half",
+        lambda equations, results, _: (with_grams(equations), results),
+    ),
     Pass("turn sums of padded arrays into concatenations", _of_equations(with_joins)),
     Pass("transpose gated GEMMs whose weights are rows of the result", _of_equations(turned)),
     Pass(

@@ -9,6 +9,8 @@ kernels compute half of results by their layout (device/dense.py).
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
 from jax_tcgemm.epilogues.membership import is_elementwise
@@ -32,10 +34,10 @@ class Symmetric(NamedTuple):
     base: core.Var
 
 
-# Those that make a polynomial of one matrix from others and from numbers. The last two multiply by
-# numbers only.
-_LINEAR = frozenset({"add", "sub", "neg", "add_any", "convert_element_type", "copy", "mul", "div"})
-_SCALING = frozenset({"mul", "div"})
+# Primitives whose results are polynomials of a matrix where their operands are: sums of matrices,
+# and multiples by a number.
+_SUMS = frozenset({"add", "sub", "neg", "add_any", "convert_element_type", "copy"})
+_MULTIPLES = frozenset({"mul", "div"})
 
 
 def with_grams(equations: Sequence[core.JaxprEqn]) -> list[core.JaxprEqn]:
@@ -105,24 +107,20 @@ class _Program:
             kept = eqn.params["broadcast_dimensions"]
             every = range(eqn.outvars[0].aval.ndim)
             self._constant[eqn.outvars[0]] = frozenset(axis for axis in every if axis not in kept)
-        elif eqn.outvars and is_elementwise(eqn, eqn.outvars[0].aval.shape):
+        else:
             self._add_elementwise(eqn)
         return eqn
 
     def _add_elementwise(self, eqn: core.JaxprEqn) -> None:
         found = [self._of(x) for x in eqn.invars]
-        known = [x for x in found if x is not None]
-        if len({x.pair for x in known}) != 1:
+        pairs = {x.pair for x in found if x is not None}
+        # Most programs have no symmetric matrices: what takes longer to find out comes last.
+        if len(pairs) != 1 or not is_elementwise(eqn, eqn.outvars[0].aval.shape):
             return
-        pair, name = known[0].pair, eqn.primitive.name
+        (pair,) = pairs
         others = [x for x, own in zip(eqn.invars, found, strict=True) if own is None]
-        if not all(self._is_constant(x, pair) for x in others):
-            return
-        # A sum of a matrix and a number is no polynomial: the number is in every element.
-        is_linear = name in _LINEAR and len({x.base for x in known}) == 1
-        is_linear &= len(known) == 1 if name in _SCALING else not others
-        is_linear &= name != "div" or found[0] is not None
-        self._note(eqn, pair, known[0].base if is_linear else None)
+        if all(self._is_constant(x, pair) for x in others):
+            self._note(eqn, pair, _base_of(eqn, found))
 
     def _is_constant(self, x, pair: Pair) -> bool:
         is_scalar = x.aval.shape == ()
@@ -148,6 +146,20 @@ class _Program:
         if (pair := _rows_and_columns(eqn)) is not None:
             self._note(eqn, pair, left.base if commute else None)
         return eqn
+
+
+def _base_of(eqn: core.JaxprEqn, found: Sequence[Symmetric | None]) -> core.Var | None:
+    """Return what the results are a polynomial of, if they are one; `found` of each operand."""
+    bases, out = {x.base for x in found if x is not None}, eqn.outvars[0].aval.dtype
+    # What is rounded to integers or to a narrower dtype does not commute with the matrix.
+    is_rounded = any(jnp.promote_types(x.aval.dtype, out) != out for x in eqn.invars)
+    if len(bases) != 1 or is_rounded or not jnp.issubdtype(out, np.inexact):
+        return None
+    name, number = eqn.primitive.name, sum(x is not None for x in found)
+    # A number added to a matrix is in every element, which is no polynomial.
+    is_sum = name in _SUMS and number == len(found)
+    is_multiple = name in _MULTIPLES and number == 1 and (name == "mul" or found[0] is not None)
+    return bases.pop() if is_sum or is_multiple else None
 
 
 def _rows_and_columns(eqn: core.JaxprEqn) -> Pair | None:
