@@ -27,14 +27,6 @@ __device__ __forceinline__ bool elect_one() {
   return is_elected != 0;
 }
 
-// threadIdx.x, read anew at each call: what is derived from it is not kept in registers across a
-// loop whose accumulators need them. PTX 1.0
-__device__ __forceinline__ uint32_t tid_x() {
-  uint32_t x;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
-  return x;
-}
-
 // Orders no memory accesses. PTX 8.0, sm_90
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");

@@ -1,9 +1,17 @@
-// Special registers that CUDA C++ has a name for, read once more where a compiler would keep the first reading.
+// Special registers that CUDA C++ has names for, read anew at each call: what is derived from them is not kept in
+// registers across a loop whose accumulators need them.
 #pragma once
 
 #include <cstdint>
 
 namespace tcgemm::ptx {
+
+// threadIdx.x. PTX 1.0
+__device__ __forceinline__ uint32_t tid_x() {
+  uint32_t x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
 
 // blockIdx.x. PTX 1.0
 __device__ __forceinline__ uint32_t ctaid_x() {

@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
-#include "ptx/cluster.cuh"
 #include "ptx/global_memory.cuh"
 #include "ptx/shared_memory.cuh"
+#include "ptx/special_registers.cuh"
 #include "tile/unaligned.cuh"
 
 namespace tcgemm {

@@ -13,7 +13,7 @@ struct Config {
   static constexpr int kWarpM = kWarpM_, kWarpN = kWarpN_;
   static constexpr int kStages = kStages_, kMinBlocksPerSm = kMinBlocksPerSm_;
   static constexpr int kWarpsM = kTile.warps_m(), kWarpsN = kTile.warps_n(), kThreads = kTile.threads();
-  // Of a symmetric D: the tiles that make a square, one of which is 1.
+  // Tiles of a square of a symmetric D, along M and along N; one of the two is 1.
   static constexpr int kSquareM = kTile.symmetric_side() / kTileM, kSquareN = kTile.symmetric_side() / kTileN;
 
   static_assert(kTileM % kWarpM == 0 && kTileN % kWarpN == 0, "warps must cover the tile exactly");

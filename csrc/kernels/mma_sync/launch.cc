@@ -36,7 +36,7 @@ Status encode_map(tile::TensorMap* map, const BatchedMatrix<char>& matrix, const
 // How many squares a symmetric D is long.
 int64_t num_squares(const Call& call) { return ceil_div(call.problem->m, call.geometry.tile.symmetric_side()); }
 
-// Of a symmetric D the triangle's tiles, which make a rectangle (tile/triangle.cuh).
+// The grid of tiles. A symmetric D has those of a triangle, which make a rectangle (tile/triangle.cuh).
 TileGrid make_grid(const Call& call) {
   const Problem& p = *call.problem;
   const Tile& tile = call.geometry.tile;

@@ -226,8 +226,8 @@ class MmaSync final : public Implementation {
     return symmetric ? EpilogueKind::kSymmetricBare : EpilogueKind::kBare;
   }
 
-  // What the kernel that multiplies does with its sums. A symmetric D is computed by half where it is more than one
-  // square, and no function of this kernel stores it.
+  // The epilogue of the kernel that multiplies. Half of a symmetric D is computed if D is larger than one square and no
+  // function of this kernel stores it.
   static EpilogueKind kind_of(const Problem& p, const Entry& entry, const EpilogueLaunch& launch) {
     if (launch.is_direct && !p.epilogue.function.is_none()) return EpilogueKind::kFunction;
     const bool is_of_squares = p.m == p.n && p.m > entry.tile.symmetric_side();

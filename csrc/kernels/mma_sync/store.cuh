@@ -139,8 +139,8 @@ __device__ __forceinline__ void store_rows(const Params& params, const Functor& 
   }
 }
 
-// The same into D's transpose, whose rows are columns of the staged ones: kCount neighbours of the 16 in a column at a
-// time. Where D is its own transpose, so is C, whose elements are read from where they are stored.
+// Stores the staged rows into D's transpose, whose rows are the staged columns: kCount neighbours of the 16 in a column
+// at a time. Where D is its own transpose, so is C, whose elements are read from where they are stored.
 template <typename Traits, typename Out, int kCount, typename Functor>
 __device__ __forceinline__ void store_columns(const Params& params, const Functor& functor, uint32_t staging,
                                               int mma_idx, const WarpTile& warp_tile) {
@@ -207,7 +207,7 @@ __device__ __forceinline__ void store_rows_as(const Params& params, const Functo
     constexpr int kCount = decltype(count)::value;
     store_rows<Traits, Out, kCount>(params, functor, staging, mma_idx, warp_tile);
     if constexpr (kIsSymmetric) {
-      // Of squares on the diagonal all is computed.
+      // Squares on the diagonal are computed whole.
       constexpr uint32_t kSide = Traits::Config::kTile.symmetric_side();
       const bool is_below = warp_tile.m_idx / kSide != warp_tile.n_idx / kSide;  // mutant: diagonal_mirrored_alone
       // mutant: not_mirrored

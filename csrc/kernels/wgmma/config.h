@@ -18,7 +18,7 @@ struct Config {
   static constexpr int kThreads = kShape.threads();
   static constexpr int kTilesAlongLonger = kShape.tiles_along_longer();
   static constexpr bool kRunsGated = kShape.runs_gated();
-  // Of a symmetric D: the tiles of a cluster that make a square, one of which is 1.
+  // A cluster's tiles of a square of a symmetric D, along M and along N; one of the two is 1.
   static constexpr int kSquareM = kShape.symmetric_side() / (kTileM * kClusterM);
   static constexpr int kSquareN = kShape.symmetric_side() / (kTileN * kClusterN);
   // Stores a tile transposed.

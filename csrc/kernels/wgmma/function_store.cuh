@@ -8,6 +8,7 @@
 #include "epilogue/function.cuh"
 #include "kernels/wgmma/function_boxes.cuh"
 #include "kernels/wgmma/params.cuh"
+#include "ptx/special_registers.cuh"
 #include "ptx/types.cuh"
 
 namespace tcgemm::wgmma_family {

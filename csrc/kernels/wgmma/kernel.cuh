@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
         store_tile<decltype(tile), T::kTmaStoreBuffers>(sums, params, params.d_map, store_buffers, buffer_idx, m_idx,
                                                         n_idx, d_batch_idx, barrier_id);
         if constexpr (Epilogue::kIsSymmetric) {
-          // Of squares on the diagonal all is computed.
+          // Squares on the diagonal are computed whole.
           if (!work.is_below) return;
           store_tile<typename decltype(tile)::Mirrored, T::kTmaStoreBuffers>(sums, params, params.epilogue.mirror_map,
                                                                              store_buffers, buffer_idx, m_idx, n_idx,

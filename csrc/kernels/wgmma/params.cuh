@@ -11,7 +11,7 @@
 
 namespace tcgemm::wgmma_family {
 
-// What follows the accumulators of a kernel: nothing, so that it stores the product as it is.
+// No epilogue: the kernel stores the product as it is.
 struct Bare {
   static constexpr bool kIsFunction = false;
   static constexpr bool kIsGated = false;
@@ -35,7 +35,7 @@ struct Function : FunctionArguments {
   static constexpr bool kIsGated = Code::kIsGated;
 };
 
-// The same of a D that is its own transpose. Only tiles on and below the diagonal are computed, and those below are
+// An epilogue of a D that is its own transpose. Only tiles on and below the diagonal are computed, and those below are
 // stored a second time, transposed, by `mirror_map`. `side`: how many squares (Shape::symmetric_side) D is long.
 template <typename Base>
 struct Symmetric : Base {

@@ -6,6 +6,7 @@
 
 #include "kernels/wgmma/function_store.cuh"
 #include "kernels/wgmma/ragged_store.cuh"
+#include "ptx/special_registers.cuh"
 #include "tile/work_ring.cuh"
 
 namespace tcgemm::wgmma_family {

@@ -6,6 +6,7 @@
 
 #include "kernels/wgmma/ragged_traits.cuh"
 #include "kernels/wgmma/store.cuh"
+#include "ptx/special_registers.cuh"
 
 namespace tcgemm::wgmma_family {
 

@@ -7,9 +7,9 @@
 #include <type_traits>
 
 #include "kernels/wgmma/traits.cuh"
-#include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared_memory.cuh"
+#include "ptx/special_registers.cuh"
 #include "ptx/stmatrix.cuh"
 #include "ptx/tma.cuh"
 #include "tile/numeric.cuh"

@@ -10,7 +10,6 @@ inline bool elect_one() {
   __syncwarp();  // of a whole warp
   return emulator::current().lane == 0;
 }
-inline uint32_t tid_x() { return threadIdx.x; }
 inline void cluster_arrive_relaxed() { emulator::cluster_arrive(); }
 inline void cluster_wait() { emulator::cluster_wait(); }
 inline void st_async_v4(uint32_t address, float x, float y, float z, float w, uint32_t barrier) {

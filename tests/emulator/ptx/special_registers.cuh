@@ -5,6 +5,7 @@
 
 namespace tcgemm::ptx {
 
+inline uint32_t tid_x() { return threadIdx.x; }
 inline uint32_t ctaid_x() { return blockIdx.x; }
 
 }  // namespace tcgemm::ptx
