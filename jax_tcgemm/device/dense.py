@@ -288,7 +288,7 @@ def fold_product(
 
 
 # Rows of a symmetric result from which on half of it is worth computing alone.
-_LEAST_SYMMETRIC = 256
+LEAST_SYMMETRIC = 256
 
 
 def _is_of_transposes(problem: Problem, folded: Fold, numerics: Numerics) -> bool:
@@ -299,7 +299,7 @@ def _is_of_transposes(problem: Problem, folded: Fold, numerics: Numerics) -> boo
     a, b = problem.a, problem.b
     is_complex = numerics.parts is not None and numerics.parts.is_complex
     return (
-        problem.m == problem.n >= _LEAST_SYMMETRIC
+        problem.m == problem.n >= LEAST_SYMMETRIC
         and a == dataclasses.replace(b, transposed=not b.transposed)
         and folded.lhs_order == folded.rhs_order
         and folded.result_order is None

@@ -353,7 +353,7 @@ def _unfused(eqn, f, device: selection.Device) -> core.Jaxpr:
     avals = [v.aval for v in eqn.invars]
     if len(avals) > 1 and eqn.invars[0] is eqn.invars[1]:
         # As `partitioning.lower_on_device` has it.
-        f, avals = functools.partial(_of_one_array, f), avals[1:]
+        f, avals = partitioning.of_one_array(f), avals[1:]
     mesh = avals[0].sharding.mesh
     manual = {
         axis
@@ -376,10 +376,6 @@ def _unfused(eqn, f, device: selection.Device) -> core.Jaxpr:
     ]
     (shard_map,) = as_jaxpr(jax.make_jaxpr(f)(*args)).eqns
     return as_jaxpr(shard_map.params["jaxpr"])
-
-
-def _of_one_array(f, x, *others):
-    return f(x, x, *others)
 
 
 def _plan(eqn, device):

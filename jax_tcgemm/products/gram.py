@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -103,32 +104,65 @@ def gram(
             )
     if isinstance(beta, float) and beta == 0:
         c = None
+    dtype = canonical_element_type(op, preferred_element_type) or x.dtype
+    terms, scalars = ScaledSum.of(dtype, alpha, beta)
     spec = _Spec(
         call_options(op, implementation, config),
-        canonical_element_type(op, preferred_element_type) or np.dtype(x.dtype),
-        transpose,
+        terms,
+        -2 if transpose else -1,
         canonical_precision(op, precision),
         canonical_sharding(op, out_sharding, x.ndim),
-        *(v if isinstance(v, float) else None for v in (alpha, beta)),
     )
-    scalars = [v for v in (alpha, beta) if not isinstance(v, float)]
     return _gram(spec, x, c, scalars)
 
 
+def with_symmetric_epilogue(
+    options: CallOptions,
+    lhs,
+    rhs,
+    epilogue: Callable,
+    operands: Sequence,
+    *,
+    axis: int = -1,
+    precision=None,
+    out_sharding=None,
+):
+    """Return an epilogue of lhs @ rhs.T; the product and the result are known to be symmetric.
+
+    `axis` is the one that both contract: -2 computes lhs.T @ rhs. The operands of the epilogue
+    are as for `with_encoded_epilogue`.
+    """
+    encoding = Plain.of(
+        lhs,
+        rhs,
+        _numbers(lhs.ndim, axis),
+        precision=precision,
+        out_sharding=out_sharding,
+        symmetric=True,
+    )
+    return with_encoded_epilogue(options, encoding, (lhs, rhs), epilogue, operands)
+
+
+def _numbers(ndim: int, axis: int):
+    """The dimension numbers of a product that contracts an axis of both operands."""
+    batch = tuple(range(ndim - 2))
+    return ((ndim + axis,), (ndim + axis,)), (batch, batch)
+
+
 def symmetric_product(
-    options: CallOptions, lhs, rhs, c=None, *, alpha=1.0, beta=0.0, dtype, precision=None
+    options: CallOptions, lhs, rhs, c=None, *, alpha=1.0, beta=0.0, dtype, axis=-1, precision=None
 ) -> jax.Array:
     """Return alpha * lhs @ rhs.T + beta * c of matrices whose product is known to be symmetric.
 
     Such are polynomials of one symmetric matrix, which commute. `alpha` and `beta` are floats,
-    which are constants of the kernel, or 0-D arrays, which it reads.
+    which are constants of the kernel, or 0-D arrays, which it reads. `axis` as for
+    `with_symmetric_epilogue`.
     """
-    batch = tuple(range(lhs.ndim - 2))
-    numbers = ((lhs.ndim - 1,), (rhs.ndim - 1,)), (batch, batch)
-    encoding = Plain.of(lhs, rhs, numbers, precision=precision, symmetric=True)
     terms, scalars = ScaledSum.of(dtype, alpha, beta)
     operands = (*([] if c is None else [c]), *scalars)
-    return with_encoded_epilogue(options, encoding, (lhs, rhs), terms, operands)
+    return with_symmetric_epilogue(
+        options, lhs, rhs, terms, operands, axis=axis, precision=precision
+    )
 
 
 def _scalar(op: str, name: str, value):
@@ -184,61 +218,61 @@ class ScaledSum:
 
 @dataclasses.dataclass(frozen=True)
 class _Spec:
-    """What is static in a call."""
+    """Static parameters of a call.
+
+    Attributes:
+      options: options of the product.
+      terms: the epilogue.
+      axis: of x, the one that is contracted.
+      precision: canonical.
+      out_sharding: canonical.
+    """
 
     options: CallOptions
-    dtype: np.dtype
-    transpose: bool
+    terms: ScaledSum
+    axis: int
     precision: object
     out_sharding: object
-    alpha: float | None
-    beta: float | None
-
-    def numbers(self, ndim: int):
-        """The dimension numbers of x by itself."""
-        batch, axis = tuple(range(ndim - 2)), ndim - 1 - self.transpose
-        return ((axis,), (axis,)), (batch, batch)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _gram(spec: _Spec, x, c, scalars) -> jax.Array:
-    encoding = Plain.of(
+    operands = (*([] if c is None else [c]), *scalars)
+    return with_symmetric_epilogue(
+        spec.options,
         x,
         x,
-        spec.numbers(x.ndim),
+        spec.terms,
+        operands,
+        axis=spec.axis,
         precision=spec.precision,
         out_sharding=spec.out_sharding,
-        symmetric=True,
     )
-    terms = ScaledSum(spec.dtype, spec.alpha, spec.beta)
-    operands = (*([] if c is None else [c]), *scalars)
-    return with_encoded_epilogue(spec.options, encoding, (x, x), terms, operands)
 
 
 def _gram_jvp(spec: _Spec, primals, tangents):
     (x, c, scalars), (dx, dc, dscalars) = primals, tangents
-    wide = wide_dtype(spec.dtype)
-    given = iter(scalars)
-    alpha, beta = (next(given) if v is None else v for v in (spec.alpha, spec.beta))
+    terms, wide = spec.terms, wide_dtype(spec.terms.dtype)
+    given, moving = iter(scalars), iter(dscalars)
+    alpha, beta = (next(given) if v is None else v for v in (terms.alpha, terms.beta))
     alpha, beta = (jnp.asarray(v, wide) for v in (alpha, beta))
-    moving = iter(dscalars)
-    dalpha, dbeta = (next(moving) if v is None else None for v in (spec.alpha, spec.beta))
+    dalpha, dbeta = (next(moving) if v is None else None for v in (terms.alpha, terms.beta))
     addends = []
     if _moves(dx):
         half = plain.dot_general(
             dx,
             x,
             options=spec.options.without_config(),
-            dimension_numbers=spec.numbers(x.ndim),
+            dimension_numbers=_numbers(x.ndim, spec.axis),
             precision=spec.precision,
-            preferred_element_type=spec.dtype,
+            preferred_element_type=terms.dtype,
             out_sharding=spec.out_sharding,
         )
         half = half.astype(wide)
         transposed = partitioning.resharded(jnp.swapaxes(half, -1, -2), jax.typeof(half).sharding)
         addends.append(alpha * (half + transposed))
     if _moves(dalpha):
-        one = dataclasses.replace(spec, alpha=1.0, beta=0.0, dtype=wide)
+        one = dataclasses.replace(spec, terms=ScaledSum(wide, 1.0, 0.0))
         addends.append(dalpha.astype(wide) * _gram(one, x, None, []))
     if c is not None and _moves(dc):
         addends.append(beta * dc.astype(wide))

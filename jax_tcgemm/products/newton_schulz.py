@@ -10,18 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tcgemm.device.dense import LEAST_SYMMETRIC
 from jax_tcgemm.primitives.encodings.plain import Plain
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products.arguments import ShapeError, as_floating, call_options, real_number
 from jax_tcgemm.products.epilogue import with_encoded_epilogue
-from jax_tcgemm.products.gram import ScaledSum, symmetric_product
+from jax_tcgemm.products.gram import ScaledSum, symmetric_product, with_symmetric_epilogue
 
 MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _FORMS = (None, "gram", "standard")
-# Rows of a symmetric product from which on a kernel computes half of it.
-_LEAST_SYMMETRIC = 256
 
 
 def newton_schulz(
@@ -237,7 +236,7 @@ def multiplications(m: int, n: int, segments: Sequence[int]) -> float:
     for q. Symmetric products count half from 256 rows on. Segments of one step are the standard
     form.
     """
-    symmetric = m * m / 2 if m >= _LEAST_SYMMETRIC else m * m
+    symmetric = m * m / 2 if m >= LEAST_SYMMETRIC else m * m
     small = sum(length + 3 * (length - 1) for length in segments)
     return len(segments) * (symmetric + m * m) * n + small * symmetric * m
 
@@ -283,7 +282,7 @@ def _segment(spec: _Spec, x: jax.Array, triples: Sequence) -> jax.Array:
     symmetric = functools.partial(
         symmetric_product, spec.options, dtype=spec.dtype, precision=spec.precision
     )
-    r = _gram(spec, x)
+    r = symmetric(x, x, axis=-2 if spec.is_tall else -1)
     (a, b, c), *others = triples
     if not others:
         return _multiplied(spec, symmetric(r, r, r, alpha=c, beta=b), x, a)
@@ -298,23 +297,13 @@ def _segment(spec: _Spec, x: jax.Array, triples: Sequence) -> jax.Array:
     return _multiplied(spec, q, x)
 
 
-def _gram(spec: _Spec, x: jax.Array) -> jax.Array:
-    """Return x x^T, or x^T x of tall matrices."""
-    batch, axis = tuple(range(x.ndim - 2)), x.ndim - 1 - spec.is_tall
-    numbers = ((axis,), (axis,)), (batch, batch)
-    encoding = Plain.of(x, x, numbers, precision=spec.precision, symmetric=True)
-    terms, _ = ScaledSum.of(spec.dtype, 1.0, 0.0)
-    return with_encoded_epilogue(spec.options, encoding, (x, x), terms, ())
-
-
 def _polynomial(spec: _Spec, r: jax.Array, a, b, c) -> jax.Array:
     """Return a + b r + c r^2."""
-    batch, axis = tuple(range(r.ndim - 2)), r.ndim - 1
-    numbers = ((axis,), (axis,)), (batch, batch)
-    encoding = Plain.of(r, r, numbers, precision=spec.precision, symmetric=True)
     index = jnp.arange(r.shape[-1], dtype=jnp.int32)
     operands = (r, a, b, c, index[:, None], index)
-    return with_encoded_epilogue(spec.options, encoding, (r, r), _quadratic, operands)
+    return with_symmetric_epilogue(
+        spec.options, r, r, _quadratic, operands, precision=spec.precision
+    )
 
 
 def _quadratic(acc, r, a, b, c, rows, columns):

@@ -273,7 +273,7 @@ def lower_on_device(ctx: LoweringRuleContext, function: Callable, *operands, key
     """
     if len(operands) > 1 and operands[0] == operands[1]:
         ctx, operands = ctx.replace(avals_in=ctx.avals_in[1:]), operands[1:]
-        function, key = _of_one_array(function), key and ("one array", key)
+        function, key = of_one_array(function), key and ("one array", key)
 
     def run(*operands):
         results = function(*operands)
@@ -292,7 +292,8 @@ def lower_on_device(ctx: LoweringRuleContext, function: Callable, *operands, key
         return jax_internals.lower_program(ctx, traced, *operands)
 
 
-def _of_one_array(function: Callable) -> Callable:
+def of_one_array(function: Callable) -> Callable:
+    """Return the function of operands of which the first two are one array, given once."""
     return lambda x, *others: function(x, x, *others)
 
 
