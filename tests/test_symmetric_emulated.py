@@ -11,7 +11,8 @@ import symmetric_cases
 from emulated import Emulator, carried
 from emulated_checks import function_of_product, integers
 from kernel_instances import wgmma
-from mistakes import Mistake, as_mutants
+from mistakes import Mistake
+from mutants import mutants
 from symmetric_cases import Case
 
 from jax_tcgemm.problem.dtypes import DTYPES
@@ -163,8 +164,12 @@ def test_mistakes_are_found(mistaken, mistake):
 @pytest.fixture(scope="module")
 def mistaken(machine, run_folder):
     """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
-    how = {"families": ("wgmma",), "mistakes": as_mutants(MISTAKES), "like": machine}
-    made = Emulator(run_folder / "symmetric_mistaken", kernel(SQUARES), **how)
-    for mistake in MISTAKES:  # Without any of them.
-        check(made, SQUARES, mistake.case)
-    return made
+    return mutants(
+        run_folder / "symmetric_mistaken",
+        MISTAKES,
+        [mistake.case for mistake in MISTAKES],
+        kernels_of=lambda case: [kernel(SQUARES, case)],
+        check=lambda made, case: check(made, SQUARES, case),
+        families=("wgmma",),
+        like=machine,
+    )
