@@ -72,11 +72,9 @@ def _workload(suite, label, dtype, m, n, k, bits, size, configs, is_float8) -> W
     )
 
     def draw(key):
-        of_x, of_q, of_scale = jax.random.split(key, 3)
+        of_x, of_w = jax.random.split(key)
         x = reference.random(of_x, (m, k), element_type)
-        q = jax.random.randint(of_q, (k, n), -(2 ** (bits - 1)), 2 ** (bits - 1), jnp.int8)
-        scale = jax.random.uniform(of_scale, scale_type.shape, jnp.float32, 0.5, 1.5)
-        scale = (scale * k**-0.5 / 2 ** (bits - 2)).astype(element_type)
+        q, scale = reference.random_quantized(of_w, (k, n), bits, size, element_type)
         packed = jax.jit(pack)(q, scale)
         w = jax.jit(lambda packed: packed.dequantize(element_type))(packed)
         of_x = jax.jit(quantized)(x)

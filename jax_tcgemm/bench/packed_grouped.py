@@ -49,10 +49,7 @@ def _workload(suite, label, of: Grouped, bits: int, size: int, configs) -> Workl
 
     def draw_one(key):
         """An expert's weight: packed, and as an array."""
-        of_q, of_scale = jax.random.split(key)
-        q = jax.random.randint(of_q, (k, n), -(2 ** (bits - 1)), 2 ** (bits - 1), jnp.int8)
-        scale = jax.random.uniform(of_scale, (k // size, n), jnp.float32, 0.5, 1.5)
-        scale = (scale * k**-0.5 / 2 ** (bits - 2)).astype(element_type)
+        q, scale = reference.random_quantized(key, (k, n), bits, size, element_type)
         w = jax_tcgemm.pack_weights(q, scale, group_size=size, dtype=of.kind)
         return w, w.dequantize(element_type)
 

@@ -50,7 +50,7 @@ def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
 
 
 def _layer(kind: str, z, bias, residual, rows=None):
-    """What follows the products z, in their dtype; `rows`: how biases of experts are repeated."""
+    """Apply the epilogue of a layer to the products z; `rows` repeats the biases of experts."""
     if kind == "gated":
         return jax.nn.silu(z[..., 0, :]) * z[..., 1, :]
     bias = bias.astype(z.dtype) if rows is None else rows(bias.astype(z.dtype))
@@ -66,10 +66,7 @@ def _workload(suite, label, dtype, kind, extents, bits, experts) -> Workload:
 
     def draw_one(key):
         """A weight: packed, and as an array."""
-        of_q, of_scale = jax.random.split(key)
-        q = jax.random.randint(of_q, (k, *columns), -(2 ** (bits - 1)), 2 ** (bits - 1), jnp.int8)
-        scale = jax.random.uniform(of_scale, (k // _GROUP, *columns), jnp.float32, 0.5, 1.5)
-        scale = (scale * k**-0.5 / 2 ** (bits - 2)).astype(element_type)
+        q, scale = reference.random_quantized(key, (k, *columns), bits, _GROUP, element_type)
         w = jax_tcgemm.pack_weights(q, scale, group_size=_GROUP, dtype=qtype)
         return w, w.dequantize(element_type)
 

@@ -55,6 +55,17 @@ def random(key: jax.Array, shape: tuple[int, ...], dtype) -> jax.Array:
     return jax.random.normal(key, shape, dtype)
 
 
+def random_quantized(
+    key: jax.Array, shape: tuple[int, ...], bits: int, group_size: int, dtype
+) -> tuple[jax.Array, jax.Array]:
+    """Integers of a weight [k, ...], and scales in `dtype` by which products are of order 1."""
+    of_q, of_scale = jax.random.split(key)
+    k, *columns = shape
+    q = jax.random.randint(of_q, shape, -(2 ** (bits - 1)), 2 ** (bits - 1), jnp.int8)
+    scale = jax.random.uniform(of_scale, (k // group_size, *columns), jnp.float32, 0.5, 1.5)
+    return q, (scale * k**-0.5 / 2 ** (bits - 2)).astype(dtype)
+
+
 def tolerance(case: Case | Workload) -> float:
     """Largest accepted error, as :func:`errors` measures it.
 
