@@ -116,7 +116,16 @@ class Case:
     @functools.cached_property
     def exact(self):
         """The product, and that of magnitudes."""
-        x, w = self.x_array.astype(np.float64), self.exact_weight
+        return self._exact_of(self.exact_weight)
+
+    @functools.cached_property
+    def exact_of_dequantized(self):
+        """The same of the weight rounded to the dtype of x."""
+        w = self.exact_weight.astype(np.float32).astype(DTYPES[self.x])
+        return self._exact_of(w.astype(np.float64))
+
+    def _exact_of(self, w):
+        x = self.x_array.astype(np.float64)
         if self.has_row_scales:
             x = x * self.row_scales[:, None].astype(np.float64)
         if not self.sizes:
@@ -188,14 +197,15 @@ class Case:
             found["group_sizes"], found["group_offset"] = self.groups
         return found
 
-    def mismatch(self, got, rounding=1e-6) -> str:
+    def mismatch(self, got, rounding=1e-6, *, dequantizes=False) -> str:
         """How a result is wrong, "" where it is not.
 
         Sums in float32 are off by `rounding` of what was added up, those of 8-bit floats by what
         tensor cores cut off after each 32 of 128 of K, and the result is rounded once.
+        `dequantizes`: the weight is rounded to the dtype of x first.
         """
         rounding = max(rounding, 2**-11 * self.has_row_scales)
-        exact, magnitude = self.exact
+        exact, magnitude = self.exact_of_dequantized if dequantizes else self.exact
         got = np.asarray(got).astype(np.float64)[:, : self.n]
         rounded = {"f32": 2**-23, "bf16": 2**-8, "f16": 2**-11}[self.out]
         # What nothing was added up in is exactly zero.
@@ -253,6 +263,11 @@ def weight_instances(case):
     """The kernels that write the weight as an array."""
     candidate = implementations.Candidate("packed", "128x2_c1", "")
     return implementations.kernels(candidate, case.weight_problem, ASSUMED_GPU)
+
+
+def dequantizes(config: str) -> bool:
+    """Whether a config of packed rounds the weight to the dtype of x."""
+    return is_wide(config) and parse_or_none(config).dequantizes
 
 
 def is_wide(config: str) -> bool:

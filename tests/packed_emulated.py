@@ -2,7 +2,7 @@
 
 from emulated import Emulator, carried
 from mutants import mutants
-from packed_cases import instances, weight_instances
+from packed_cases import dequantizes, instances, weight_instances
 
 
 def machine_of(folder, cases, weights=()) -> Emulator:
@@ -15,7 +15,7 @@ def machine_of(folder, cases, weights=()) -> Emulator:
 def check(machine, config, case, **how):
     """One product."""
     (got,) = machine.run(case.problem, case.arrays, implementation="packed", config=config, **how)
-    if wrong := case.mismatch(got):
+    if wrong := case.mismatch(got, dequantizes=dequantizes(config)):
         raise AssertionError(wrong)
 
 

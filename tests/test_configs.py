@@ -83,10 +83,12 @@ def test_fields_of_packed_are_those_of_its_kernels():
     rows = re.findall(r'ConfigEntry\{"([^"]+)", ([^}]*)\}', text)
     assert len(rows) > 20
     for name, arguments in rows:
-        columns, warps_k, cluster, *wide = map(int, arguments.split(", "))
+        *numbers, last = arguments.split(", ")
+        dequantizes = last == "true"
+        columns, warps_k, cluster, *wide = map(int, numbers if dequantizes else [*numbers, last])
         if wide:
             rows, multicast_size = (*wide, 1)[:2]
-            expected = WidePackedConfig(columns, rows, cluster, multicast_size)
+            expected = WidePackedConfig(columns, rows, cluster, multicast_size, dequantizes)
         else:
             expected = PackedConfig(columns, warps_k, cluster)
         assert parse_or_none(name) == expected
@@ -115,6 +117,7 @@ def test_fields_of_packed_are_those_of_its_kernels():
         ("256x2_c8", PackedConfig(tile_n=256, warps_k=2, cluster_k=8)),
         ("w128x96_c2", WidePackedConfig(tile_n=128, tile_m=96, cluster_k=2)),
         ("w128x96_m2", WidePackedConfig(tile_n=128, tile_m=96, multicast_size=2)),
+        ("d128x256_c1", WidePackedConfig(tile_n=128, tile_m=256, dequantizes=True)),
         ("128x64x16", TileConfig(128, 64, 16)),
         ("8x32", TileConfig(8, 32)),
     ],

@@ -24,6 +24,7 @@ def test_kernels_ship():
             "mma_sync/ragged_kernel",
             "packed/kernel",
             "packed/wide_kernel",
+            "packed/dequantizing_kernel",
             "packed/order_kernel",
             "packed/weight_kernel",
             "quantize/row_kernel",

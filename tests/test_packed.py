@@ -386,7 +386,10 @@ def test_many_rows_lowered_for_a_gpu():
     how = {"implementation": "packed", "config": "w128x64_m2"}
     f = jax.jit(lambda x: jax_tcgemm.matmul(x, case.weight, **how))
     text = f.trace(x).lower(lowering_platforms=("cuda",)).as_text()
-    assert "tcgemm::packed::wide_kernel<tcgemm::packed::WideConfig<128, 64, 1, 2, false>" in text
+    assert (
+        "tcgemm::packed::wide_kernel<tcgemm::packed::WideConfig<128, 64, 1, 2, false, false>"
+        in text
+    )
     assert f"tensor<{70 * 320 * 2}xui8>" in text
 
 

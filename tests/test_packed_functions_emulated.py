@@ -52,14 +52,18 @@ def test_functions(machine, name):
 
 @pytest.mark.skipif(bool(nvrtc.reason()), reason=nvrtc.reason())
 @pytest.mark.parametrize(
-    "name", ["gated", "wide gated", "wide reductions", "gated experts", "wide gated experts"]
+    "name",
+    [
+        *("gated", "wide gated", "wide reductions", "gated experts", "wide gated experts"),
+        *("dequantizing", "dequantizing gated", "dequantizing gated experts"),
+    ],
 )
 def test_compiles_without_faults(name):
     config, call = CASES[name]
     assert nvrtc.compile_kernel(call.kernels(config)[0]).faults == ()
 
 
-KERNEL, WIDE = "kernels/packed/kernel.cuh", "kernels/packed/wide_kernel.cuh"
+KERNEL, WIDE = "kernels/packed/kernel.cuh", "kernels/packed/wide_block.cuh"
 SUMS, WORK = "kernels/packed/sums.cuh", "kernels/packed/work.cuh"
 MISTAKES = [
     Mistake(SUMS, "up_of_another_share", "rank * kColumns", "0", "gated"),

@@ -87,23 +87,24 @@ def test_sums_of_whole_columns_would_be_wrong():
 
 
 KERNEL, PIECES = "kernels/packed/wide_kernel.cuh", "kernels/packed/pieces.cuh"
+BLOCK = "kernels/packed/wide_block.cuh"
 SUMS = "kernels/packed/sums.cuh"
 
 MISTAKES = [
     Mistake(KERNEL, "stages_not_awaited", case=SPLIT),
     Mistake(
-        KERNEL, "stages_overwritten", case=RING, finds="wrong|more often than it expects|deadlock"
+        BLOCK, "stages_overwritten", case=RING, finds="wrong|more often than it expects|deadlock"
     ),
     Mistake(
-        KERNEL,
+        BLOCK,
         "stages_released_by_one_warp",
-        "kConsumerWarps * kTile.sharers",
+        "kConsumerWarps * kTile.multicast_size",
         "1",
         RING,
         "wrong|more often than it expects|deadlock",
     ),
     Mistake(
-        KERNEL,
+        BLOCK,
         "too_few_bytes",
         "kGeometry.loaded_bytes()",
         "kGeometry.x_bytes()",
@@ -124,7 +125,7 @@ MISTAKES = [
     ),
     Mistake(KERNEL, "blocks_of_k_of_8_bits", "first_k % kRowK", "first_k % (kRowK / 2)", FLOAT8),
     Mistake(KERNEL, "halves_of_k_exchanged", "first_k / kRowK", "(1 - first_k / kRowK)", SPLIT),
-    Mistake(KERNEL, "x_of_the_next_stage", "stage", "stage + 1", SPLIT),
+    Mistake(BLOCK, "x_of_the_next_stage", "stage", "stage + 1", SPLIT),
     Mistake(
         KERNEL,
         "scale_of_the_next_group",
@@ -157,20 +158,22 @@ MISTAKES = [
     Mistake(PIECES, "nibbles_swapped", "4 * p", "4 * (p ^ 1)", SPLIT),
     Mistake(PIECES, "halves_of_the_table", "entry % 16", "entry / 16", TABLE),
     Mistake(PIECES, "byte_of_the_table", "9", "17", TABLE),
-    Mistake(KERNEL, "sums_not_awaited", case=RING),
-    Mistake(KERNEL, "stages_overwritten_by_sums", case=SPLIT),
-    Mistake(KERNEL, "blocks_not_begun", case=SPLIT, finds="wrong|which the block has not got"),
-    Mistake(KERNEL, "shares_not_awaited", case=SPLIT, finds="ended|wrong"),
+    Mistake(BLOCK, "sums_not_awaited", case=RING),
+    Mistake(BLOCK, "stages_overwritten_by_sums", case=SPLIT, finds="wrong|fence.proxy.async"),
+    Mistake(BLOCK, "blocks_not_begun", case=SPLIT, finds="wrong|which the block has not got"),
+    Mistake(BLOCK, "shares_not_awaited", case=SPLIT, finds="ended|wrong"),
     Mistake(
-        KERNEL,
+        BLOCK,
         "multicast_not_begun",
         case=SHARED,
         finds="not initialised|which the block has not got|which the cluster has not got",
     ),
-    Mistake(KERNEL, "multicast_not_awaited", "kTile.sharers", "1", SHARED, "more often|deadlock"),
-    Mistake(KERNEL, "multicast_cluster_left", "left > 0", "false", SHARED, "block that has ended"),
-    Mistake(KERNEL, "halves_of_x_exchanged", "half * kK", "(1 - half) * kK", SHARED),
-    Mistake(KERNEL, "rows_of_x_exchanged", "half * kRows", "(1 - half) * kRows", FLOAT8_SHARED),
+    Mistake(
+        BLOCK, "multicast_not_awaited", "kTile.multicast_size", "1", SHARED, "more often|deadlock"
+    ),
+    Mistake(BLOCK, "multicast_cluster_left", "left > 0", "false", SHARED, "block that has ended"),
+    Mistake(BLOCK, "halves_of_x_exchanged", "half * kK", "(1 - half) * kK", SHARED),
+    Mistake(BLOCK, "rows_of_x_exchanged", "half * kRows", "(1 - half) * kRows", FLOAT8_SHARED),
     Mistake(KERNEL, "units_forgotten", "kUnit * scales.x", "scales.x", FLOAT8),
     Mistake(PIECES, "sign_of_8_bits", "0x81u", "0x80u", FLOAT8),
     Mistake(PIECES, "zeros_of_8_bits_exchanged", "p % 2", "1 - p % 2", FLOAT8_ZEROS),

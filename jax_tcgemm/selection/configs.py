@@ -6,7 +6,7 @@ own lists of names are in csrc/kernels (`config.h`, `packed.cc`); nothing there 
     wgmma        128x256x64_c2x1x1_co[_t][_split4]
     mma_sync     64x64x64_w32x32_s4[_k2]
     wmma_*       m16n16k16[_128x128x32][_satf]
-    packed       128x2_c4, w128x64_c2, w128x64_m2
+    packed       128x2_c4, w128x64_c2, w128x64_m2, d128x256_m2
     simt_*       128x64x16, 8x32; 128x128 of mma_sync's grouped products
 
 Other names ("default", cuBLASLt's "heuristic3", the host's "avx512") have no fields.
@@ -203,27 +203,37 @@ class PackedConfig(_Named):
 class WidePackedConfig(_Named):
     """A config of packed that multiplies by wgmma. Its cluster splits K or shares rows of x.
 
+    Named "d", a warpgroup dequantizes the weight in shared memory; named "w", the warps that
+    multiply convert it in registers.
+
     Attributes:
       tile_n: columns of the weight in a CTA tile.
       tile_m: rows of x in a CTA tile.
       cluster_k: CTAs of a cluster that split K.
       multicast_size: CTAs of a cluster that receive the same rows of x.
+      dequantizes: whether the weight is dequantized in shared memory.
     """
 
-    form = "w128x64_c2 or w128x64_m2"
+    form = "w128x64_c2, w128x64_m2 or d128x256_c1"
     pattern = re.compile(
-        r"w(?P<tile_n>\d+)x(?P<tile_m>\d+)_(?:c(?P<cluster_k>\d+)|m(?P<multicast_size>\d+))"
+        r"(?:w|(?P<dequantizes>d))(?P<tile_n>\d+)x(?P<tile_m>\d+)_(?:c(?P<cluster_k>\d+)|m(?P<multicast_size>\d+))"
     )
 
     tile_n: int
     tile_m: int
     cluster_k: int = 1
     multicast_size: int = 1
+    dequantizes: bool = False
+
+    @classmethod
+    def _of(cls, match: re.Match) -> Self:
+        return cls(**_numbers(match), dequantizes=match["dequantizes"] is not None)
 
     def __str__(self) -> str:
         is_shared = self.multicast_size > 1
         cluster = f"m{self.multicast_size}" if is_shared else f"c{self.cluster_k}"
-        return f"w{self.tile_n}x{self.tile_m}_{cluster}"
+        family = "d" if self.dequantizes else "w"
+        return f"{family}{self.tile_n}x{self.tile_m}_{cluster}"
 
 
 @dataclasses.dataclass(frozen=True)

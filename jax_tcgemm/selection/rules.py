@@ -183,7 +183,7 @@ def _wide_packed_us(problem: PackedProblem, num_sms: int, config: WidePackedConf
     multicast_size = config.multicast_size
     mean = problem.rows_of_weight
     x_bytes = DTYPES[problem.in_dtype].itemsize
-    if mean < _WIDE_FROM and x_bytes == 2:
+    if config.dequantizes or (mean < _WIDE_FROM and x_bytes == 2):
         return math.inf
     passes, across = -(-mean // rows), problem.weights_read * -(-problem.n // columns)
     blocks = across * passes * cluster

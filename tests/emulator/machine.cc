@@ -265,6 +265,7 @@ void Machine::make_block(unsigned block_idx, unsigned rank) {
   const size_t bytes = kReserved + launch.shared_bytes + 2 * kGuard;
   block->memory = static_cast<uint8_t*>(std::aligned_alloc(1024, (bytes + 1023) / 1024 * 1024));
   std::memset(block->memory, kPoison, bytes);
+  block->unfenced_writers.resize(bytes / kFencedUnit + 1);
   const int num_threads = launch.block.x;
   block->num_live = num_threads;
   for (int i = 0; i < num_threads; ++i) {
@@ -363,6 +364,26 @@ SharedPlace resolve(uint32_t address, uint32_t bytes, uint32_t alignment) {
   }
   if (block->is_done) fail("addresses shared memory of a block that has ended");
   return {block, offset};
+}
+
+void* stored_pointer(uint32_t address, uint32_t bytes) {
+  const SharedPlace place = resolve(address, bytes, bytes);
+  Thread& thread = current();
+  const uint16_t writer = static_cast<uint16_t>(thread.idx.x + 1);
+  uint16_t& last = place.block->unfenced_writers[place.offset / kFencedUnit];
+  if (last != writer) thread.unfenced_writes.push_back(place.offset / kFencedUnit);
+  last = writer;
+  return place.pointer();
+}
+
+void fence_proxy_async() {
+  Thread& thread = current();
+  thread.has_fenced_async = true;
+  for (const uint32_t unit : thread.unfenced_writes) {
+    uint16_t& writer = thread.block->unfenced_writers[unit];
+    if (writer == thread.idx.x + 1) writer = 0;
+  }
+  thread.unfenced_writes.clear();
 }
 
 uint32_t shared_offset(const void* pointer) {

@@ -109,6 +109,7 @@ struct Thread {
   AsyncQueue remote_writes;                     // to other blocks' shared memory
   bool has_fenced_async = false;                // fence.proxy.async since the last barrier
   bool barrier_was_fenced = false;              // all threads of the last barrier had done so before it
+  std::vector<uint32_t> unfenced_writes;        // units of shared memory stored to since the last fence.proxy.async
   bool waited_for_previous = false;             // griddepcontrol.wait
   bool is_cluster_arrived = false;
   uint32_t cluster_phase = 0;
@@ -145,6 +146,9 @@ struct Warpgroup {
   Waiters waiters;  // for more to be formed
 };
 
+// Bytes of shared memory whose last writer is known.
+inline constexpr uint32_t kFencedUnit = 16;
+
 struct Block {
   uint3 idx;
   uint32_t rank;
@@ -155,6 +159,8 @@ struct Block {
   int64_t loads_under_way = 0;
   int64_t free_registers = 0;
   Waiters register_waiters;
+  // Of each unit, the thread that has stored to it without fence.proxy.async since, from 1; 0: none.
+  std::vector<uint16_t> unfenced_writers;
   std::unordered_map<uint32_t, MBarrier> mbarriers;
   NamedBarrier named_barriers[16];
   std::vector<std::unique_ptr<Warp>> warps;
@@ -244,6 +250,10 @@ struct SharedPlace {
 SharedPlace resolve(uint32_t address, uint32_t bytes, uint32_t alignment);
 inline void* shared_pointer(uint32_t address, uint32_t bytes) { return resolve(address, bytes, bytes).pointer(); }
 uint32_t shared_offset(const void* pointer);
+// Where a store of the current thread, of at most 16 bytes, goes, which wgmma may not read before the thread's fence.proxy.async.
+void* stored_pointer(uint32_t address, uint32_t bytes);
+// fence.proxy.async of the current thread.
+void fence_proxy_async();
 
 void sync_named(uint32_t id, uint32_t num_threads);
 void arrive_named(uint32_t id, uint32_t num_threads);

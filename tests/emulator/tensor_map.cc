@@ -147,7 +147,9 @@ void tma_load(uint32_t destination, const CUtensorMap* tensor_map, uint32_t barr
         if (map.rounds_to_tf32) {
           for (uint32_t& word : words) word = round_to_tf32(word);
         }
-        std::memcpy(block->memory + swizzle(map, offset + position), words, 16);
+        const uint32_t target = swizzle(map, offset + position);
+        std::memcpy(block->memory + target, words, 16);
+        block->unfenced_writers[target / kFencedUnit] = 0;
       });
       --block->loads_under_way;
       mbarrier_complete(*block, barrier_offset, map.box_bytes());

@@ -54,6 +54,9 @@ void read_operand(const Block& block, Format format, uint64_t bits, bool mn_majo
   const int bytes = bytes_of(format), per_chunk = 16 / bytes, depth = 32 / bytes;
   const auto read_chunk = [&](uint32_t address, float (&values)[16]) {
     if (address + 16 > block.memory_bytes) fail("wgmma reads past its block's shared memory");
+    if (block.unfenced_writers[address / kFencedUnit] != 0) {
+      fail("wgmma reads what a thread has stored without fence.proxy.async");
+    }
     for (int i = 0; i < per_chunk; ++i) {
       uint32_t element = 0;
       std::memcpy(&element, block.memory + address + i * bytes, bytes);

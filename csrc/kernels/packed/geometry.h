@@ -1,5 +1,6 @@
 // What a tile and a weight's format decide: the same numbers for a kernel, which is compiled for them, and for its
-// launcher, which takes any kernel. Geometry is that of kernel.cuh, WideGeometry that of wide_kernel.cuh.
+// launcher, which takes any kernel. Geometry is that of kernel.cuh, WideGeometry that of wide_kernel.cuh and
+// dequantizing_kernel.cuh.
 #pragma once
 
 namespace tcgemm::packed {
@@ -99,18 +100,22 @@ struct Geometry {
   }
 };
 
-// A block of few columns and many rows: each consumer warpgroup multiplies 64 columns, a warp the instruction's 16, by
-// all rows. The blocks of a cluster share K, or, where they are `sharers`, have columns side by side and share x.
+// A CTA tile of many rows. Each consumer warpgroup multiplies 64 columns, a warp the instruction's 16, by all rows. The
+// CTAs of a cluster split K, or, where `multicast_size` is 2, have adjacent columns and share their loads of x.
+//
+// dequantizes: the weight is multiplied by its scales before the product (dequantizing_kernel.cuh), else after it
+// (wide_kernel.cuh).
 struct WideTile {
-  int columns, row_count, cluster, sharers;
+  int columns, row_count, cluster, multicast_size;
+  bool dequantizes;
 
-  static constexpr int kStageK = 128, kProducerThreads = 128;
+  static constexpr int kProducerThreads = 128;
   constexpr int tiles() const { return columns / kTile; }
   constexpr int consumer_threads() const { return columns / 64 * 128; }
   constexpr int threads() const { return consumer_threads() + kProducerThreads; }
   constexpr int rows() const { return row_count; }
-  constexpr int stage_k() const { return kStageK; }
-  constexpr int blocks() const { return cluster * sharers; }
+  constexpr int stage_k() const { return dequantizes ? 64 : 128; }
+  constexpr int blocks() const { return cluster * multicast_size; }
   constexpr Sums sums() const { return {columns, rows(), 1, cluster}; }
 };
 
@@ -119,13 +124,13 @@ struct WideGeometry {
   Format format;
   int x_size;  // bytes of an element of x
 
-  constexpr int pieces_per_stage() const { return WideTile::kStageK / (format.bits == 4 ? 64 : 32); }
-  constexpr int groups_per_stage() const { return format.group == 0 ? 0 : WideTile::kStageK / format.group; }
-
-  // A stage: x [128 bytes of k][row][128 bytes], swizzled, values [tile][piece], scales [tile][group], zero points the
-  // same.
+  // A stage: x [128 bytes of k][row][128 bytes] and, where it is dequantized, the weight [column][128 bytes], both
+  // swizzled, values [tile][piece], scales [tile][group], zero points the same. Of groups larger than a stage it has
+  // one.
   static constexpr int kSwizzleBytes = 1024;
-  constexpr int x_bytes() const { return tile.rows() * WideTile::kStageK * x_size; }
+  constexpr int pieces_per_stage() const { return tile.stage_k() / (format.bits == 4 ? 64 : 32); }
+  constexpr int groups_per_stage() const { return format.group == 0 ? 0 : larger(tile.stage_k() / format.group, 1); }
+  constexpr int x_bytes() const { return tile.rows() * tile.stage_k() * x_size; }
   constexpr int values_offset() const { return x_bytes(); }
   constexpr int values_bytes() const { return tile.tiles() * pieces_per_stage() * kPieceBytes; }
   constexpr int scales_offset() const { return values_offset() + values_bytes(); }
@@ -135,7 +140,7 @@ struct WideGeometry {
   constexpr int loaded_bytes() const { return zeros_offset() + zeros_bytes(); }
   constexpr int stage_bytes() const { return (loaded_bytes() + kSwizzleBytes - 1) / kSwizzleBytes * kSwizzleBytes; }
 
-  // Of two blocks on an SM one multiplies while the other begins or ends; for so few sums registers are enough.
+  // Of two CTAs on an SM one multiplies while the other begins or ends; few accumulators leave registers for both.
   constexpr int blocks_per_sm() const { return tile.consumer_threads() <= 256 && tile.rows() <= 64 ? 2 : 1; }
   constexpr int table_bytes() const { return format.table ? kTableBytes : 0; }
   constexpr int stages() const {
@@ -143,15 +148,15 @@ struct WideGeometry {
     return fitting / stage_bytes() > 8 ? 8 : fitting / stage_bytes();
   }
 
-  // Once all stages have been read, sums are in their place.
+  // Once all stages have been read, accumulators are in their place.
   constexpr int ring_bytes() const { return larger(stages() * stage_bytes(), tile.sums().bytes()); }
-  // After these: the table, and barriers, two for each stage and one of the sums.
+  // After these: the table, and barriers, two for each stage and one of the accumulators.
   constexpr int table_offset() const { return ring_bytes(); }
   constexpr int barrier_offset() const { return table_offset() + table_bytes(); }
   // And room to begin on a multiple of the swizzle, for static variables may come first.
   constexpr int shared_bytes() const { return kSwizzleBytes + barrier_offset() + 8 * (2 * stages() + 1); }
 
-  // Of each thread once its role is known; together what the blocks had at launch.
+  // Of each thread once its role is known; together what the CTAs had at launch.
   constexpr int producer_registers() const { return 24; }
   constexpr int consumer_registers() const {
     const int at_launch = 65536 / blocks_per_sm() / tile.threads() / 8 * 8 * tile.threads();

@@ -42,10 +42,11 @@ inline KernelSource kernel_source(const Tile& tile, const Types& types, const st
 
 inline KernelSource kernel_source(const WideTile& tile, const Types& types, const std::string& function = "") {
   const std::string config = "tcgemm::packed::WideConfig<" +
-                             numbers_text({tile.columns, tile.rows(), tile.cluster, tile.sharers}) +
-                             (types.grouped ? "true>" : "false>");
-  return {"kernels/packed/wide_kernel.cuh",
-          "tcgemm::packed::wide_kernel<" + config + ", " + weight_text(types) + ", " + epilogue_text(function),
+                             numbers_text({tile.columns, tile.rows(), tile.cluster, tile.multicast_size}) +
+                             (tile.dequantizes ? "true, " : "false, ") + (types.grouped ? "true>" : "false>");
+  const std::string name = tile.dequantizes ? "dequantizing_kernel" : "wide_kernel";
+  return {"kernels/packed/" + name + ".cuh",
+          "tcgemm::packed::" + name + "<" + config + ", " + weight_text(types) + ", " + epilogue_text(function),
           "sm_90a"};
 }
 

@@ -17,14 +17,16 @@ namespace {
 
 // Of products; a weight is written by one kernel alone. Columns of a block, its warps along K, and blocks of a cluster.
 // The more columns, the less often x is read; the more blocks along K, the less the last of them hold the others up.
-// Wide ones, of wide_kernel.cuh, have no warps along K, as many rows as they say, and may share x.
+// Wide ones, of wide_kernel.cuh and dequantizing_kernel.cuh, have no warps along K, as many rows as they say, and may
+// share x.
 struct ConfigEntry {
   const char* name;
   int columns, warps_k, cluster;
-  int rows = 0, sharers = 1;
+  int rows = 0, multicast_size = 1;
+  bool dequantizes = false;
 
   bool is_wide() const { return rows != 0; }
-  WideTile wide_tile() const { return {columns, rows, cluster, sharers}; }
+  WideTile wide_tile() const { return {columns, rows, cluster, multicast_size, dequantizes}; }
 };
 constexpr std::array kConfigs{
     ConfigEntry{"128x2_c1", 128, 2, 1},
@@ -50,6 +52,27 @@ constexpr std::array kConfigs{
     ConfigEntry{"w128x128_m2", 128, 0, 1, 128, 2},
     ConfigEntry{"w256x64_c1", 256, 0, 1, 64},
     ConfigEntry{"w256x64_c2", 256, 0, 2, 64},
+    ConfigEntry{"d128x64_c1", 128, 0, 1, 64, 1, true},
+    ConfigEntry{"d128x64_c2", 128, 0, 2, 64, 1, true},
+    ConfigEntry{"d128x64_c4", 128, 0, 4, 64, 1, true},
+    ConfigEntry{"d128x64_m2", 128, 0, 1, 64, 2, true},
+    ConfigEntry{"d128x96_c1", 128, 0, 1, 96, 1, true},
+    ConfigEntry{"d128x96_c2", 128, 0, 2, 96, 1, true},
+    ConfigEntry{"d128x96_m2", 128, 0, 1, 96, 2, true},
+    ConfigEntry{"d128x128_c1", 128, 0, 1, 128, 1, true},
+    ConfigEntry{"d128x128_c2", 128, 0, 2, 128, 1, true},
+    ConfigEntry{"d128x128_c4", 128, 0, 4, 128, 1, true},
+    ConfigEntry{"d128x128_m2", 128, 0, 1, 128, 2, true},
+    ConfigEntry{"d128x160_c1", 128, 0, 1, 160, 1, true},
+    ConfigEntry{"d128x160_c2", 128, 0, 2, 160, 1, true},
+    ConfigEntry{"d128x160_m2", 128, 0, 1, 160, 2, true},
+    ConfigEntry{"d128x192_c1", 128, 0, 1, 192, 1, true},
+    ConfigEntry{"d128x192_c2", 128, 0, 2, 192, 1, true},
+    ConfigEntry{"d128x192_m2", 128, 0, 1, 192, 2, true},
+    ConfigEntry{"d128x224_c1", 128, 0, 1, 224, 1, true},
+    ConfigEntry{"d128x224_m2", 128, 0, 1, 224, 2, true},
+    ConfigEntry{"d128x256_c1", 128, 0, 1, 256, 1, true},
+    ConfigEntry{"d128x256_m2", 128, 0, 1, 256, 2, true},
 };
 
 const ConfigEntry& entry_of(std::string_view config) {
@@ -169,11 +192,12 @@ class Packed final : public PackedImplementation {
   static std::string reject_wide(const PackedProblem& p, const Device& device, const WideTile& tile,
                                  const std::string& named) {
     if (std::string rule = reject_other_devices(device, 90); !rule.empty()) return named + " is of wgmma: " + rule;
+    if (tile.dequantizes && p.row_scales) return named + " multiplies f16 and bf16, got x of f8e4m3fn";
     const WideGeometry geometry = wide_geometry(p, tile);
     if (geometry.shared_bytes() > device.shared_memory_bytes)
       return lacks_memory(named, geometry.shared_bytes(), device);
     if (num_order_blocks(p) > (int64_t{1} << 31) - 1) return named + " would copy x by more than 2^31 - 1 blocks";
-    return reject_grid(p, tile.columns * tile.sharers, tile.rows(), tile.blocks(), named);
+    return reject_grid(p, tile.columns * tile.multicast_size, tile.rows(), tile.blocks(), named);
   }
 
   // Calls f with the kernel that multiplies, and runs the problem's function if there is one.
@@ -190,13 +214,14 @@ class Packed final : public PackedImplementation {
     return f(references_.get(key_of(entry, tile, types), source));
   }
 
-  static std::array<int, 13> key_of(const ConfigEntry& entry, const Tile& tile, const Types& types) {
+  static std::array<int, 14> key_of(const ConfigEntry& entry, const Tile& tile, const Types& types) {
     const Format& format = types.format;
     return {tile.columns,
             tile.warps_k,
             tile.cluster,
             entry.is_wide() ? entry.rows : tile.token_blocks,
-            entry.sharers,
+            entry.multicast_size,
+            entry.dequantizes,
             format.bits,
             format.group,
             format.zero_points,
@@ -217,7 +242,7 @@ class Packed final : public PackedImplementation {
     return weights_.get(key, [&] { return weight_source(static_cast<int>(p.bits), p.out, p.scale); });
   }
 
-  mutable KernelReferences<std::array<int, 13>> references_;
+  mutable KernelReferences<std::array<int, 14>> references_;
   mutable KernelReferences<int> orders_;
   mutable KernelReferences<std::array<int, 3>> weights_;
 };

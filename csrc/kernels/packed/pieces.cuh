@@ -206,4 +206,56 @@ __device__ __forceinline__ float2 load_scales(uint32_t address) {
   }
 }
 
+// The scale of a column of a weight that is dequantized: (u - zero) * scale, rounded once to the dtype of x.
+template <typename X, typename Scale>
+class ColumnScale {
+  // The product of a difference, which has at most 9 bits, and a scale of the dtype of x is exact in float32.
+  static constexpr bool kIsOfX = std::is_same_v<X, Scale>;
+
+ public:
+  ColumnScale() = default;
+  __device__ __forceinline__ explicit ColumnScale(Scale scale) {
+    if constexpr (kIsOfX) {
+      const Scale both[2] = {scale, scale};
+      memcpy(&scale_, both, 4);
+    } else {
+      scale_ = tcgemm::convert<float>(scale);
+    }
+  }
+
+  // Both elements of a pair times the scale.
+  __device__ __forceinline__ uint32_t multiply(uint32_t pair) const {
+    Pair<X> elements;
+    memcpy(&elements, &pair, 4);
+    if constexpr (kIsOfX) {
+      Pair<X> scales;
+      memcpy(&scales, &scale_, 4);
+      const Pair<X> product = __hmul2(elements, scales);
+      uint32_t bits;
+      memcpy(&bits, &product, 4);
+      return bits;
+    } else {
+      return pair_of<X>(tcgemm::convert<float>(elements.x) * scale_, tcgemm::convert<float>(elements.y) * scale_);
+    }
+  }
+
+ private:
+  std::conditional_t<kIsOfX, uint32_t, float> scale_;
+};
+
+// Of columns g and g + 8, from shared memory.
+template <typename X, typename Scale>
+__device__ __forceinline__ void load_column_scales(uint32_t address, ColumnScale<X, Scale> (&scales)[2]) {
+  uint32_t words[sizeof(Scale) == 4 ? 2 : 1];
+  if constexpr (sizeof(Scale) == 4) {
+    ptx::ld_shared_v2_u32(words[0], words[1], address);
+  } else {
+    words[0] = ptx::ld_shared_u32(address);
+  }
+  Scale both[2];
+  memcpy(both, words, sizeof(both));
+#pragma unroll
+  for (int r = 0; r < 2; ++r) scales[r] = ColumnScale<X, Scale>(both[r]);
+}
+
 }  // namespace tcgemm::packed

@@ -27,18 +27,19 @@ Status encode_weight_map(CUtensorMap* map, const PackedProblem& p, const void* d
 Status encode_maps(const WideCall& call, WideParams* params) {
   const PackedProblem& p = *call.problem;
   const WideGeometry& geometry = call.geometry;
+  const WideTile& tile = geometry.tile;
   const TensorOperand x{call.buffers.workspace, ordered_k(p), p.m, 1, 1, ordered_bytes(p, 1), 0, 0};
   const bool is_float8 = geometry.x_size == 1;
   const CUtensorMapDataType type = is_float8             ? CU_TENSOR_MAP_DATA_TYPE_UINT8
                                    : p.in == DType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                          : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  // Rows of 128 bytes; blocks that share x share the rows of 8-bit floats, for they have no halves of K.
-  const int rows = geometry.tile.rows() / (is_float8 ? geometry.tile.sharers : 1);
+  // Rows of 128 bytes; CTAs that share x each load half of the rows where a stage has one such row, else half of K.
+  const int rows = tile.rows() / (tile.stage_k() * geometry.x_size == 128 ? tile.multicast_size : 1);
   if (Status s = encode_operand_map(&params->x, type, x, {128 / geometry.x_size, rows}, CU_TENSOR_MAP_SWIZZLE_128B);
       !s.is_ok()) {
     return s;
   }
-  const int tiles = geometry.tile.tiles() / (p.epilogue.gated ? 2 : 1), groups = geometry.groups_per_stage();
+  const int tiles = tile.tiles() / (p.epilogue.gated ? 2 : 1), groups = geometry.groups_per_stage();
   if (Status s = encode_weight_map(&params->values, p, call.buffers.values, p.pieces(), kPieceBytes,
                                    geometry.pieces_per_stage(), tiles);
       !s.is_ok() || groups == 0) {
@@ -71,7 +72,7 @@ Status launch_wide(const WideCall& call) {
   const PackedProblem& p = *call.problem;
   const WideTile& tile = call.geometry.tile;
   WideParams params{};
-  params.params = params_of(p, call.buffers, tile.columns * tile.sharers, tile.rows(), tile.stage_k());
+  params.params = params_of(p, call.buffers, tile.columns * tile.multicast_size, tile.rows(), tile.stage_k());
   if (Status s = encode_maps(call, &params); !s.is_ok()) return s;
   if (Status s = launch_order(call); !s.is_ok()) return s;
 
@@ -84,8 +85,9 @@ Status launch_wide(const WideCall& call) {
     if (Status s = cuda_status(error, name); !s.is_ok()) return s;
   }
   cudaLaunchAttribute attributes[2] = {programmatic_launch(), cluster_launch(tile.blocks())};
-  cudaLaunchConfig_t config = launch_config(num_blocks(p, tile.columns * tile.sharers, tile.rows(), tile.blocks()),
-                                            tile.threads(), shared_bytes, call.stream);
+  cudaLaunchConfig_t config =
+      launch_config(num_blocks(p, tile.columns * tile.multicast_size, tile.rows(), tile.blocks()), tile.threads(),
+                    shared_bytes, call.stream);
   config.attrs = attributes;
   config.numAttrs = tile.blocks() > 1 ? 2 : 1;
   return with_epilogue(p, call.buffers, [&](const auto& epilogue) {

@@ -23,20 +23,20 @@ template <typename T>
 void ld_shared(T& r, uint32_t address) {
   r = load_shared<T>(address);
 }
-inline void st_shared_f32(uint32_t address, float x) { std::memcpy(emulator::shared_pointer(address, 4), &x, 4); }
+inline void st_shared_f32(uint32_t address, float x) { std::memcpy(emulator::stored_pointer(address, 4), &x, 4); }
 inline void st_shared_v2_f32(uint32_t address, float x, float y) {
   const float both[2] = {x, y};
-  std::memcpy(emulator::shared_pointer(address, 8), both, 8);
+  std::memcpy(emulator::stored_pointer(address, 8), both, 8);
 }
 inline void st_shared_v2_u32(uint32_t address, const uint32_t (&r)[2]) {
-  std::memcpy(emulator::shared_pointer(address, 8), r, 8);
+  std::memcpy(emulator::stored_pointer(address, 8), r, 8);
 }
 inline void st_shared_v4_u32(uint32_t address, const uint32_t (&r)[4]) {
-  std::memcpy(emulator::shared_pointer(address, 16), r, 16);
+  std::memcpy(emulator::stored_pointer(address, 16), r, 16);
 }
 
 inline void st_shared_zeros_16(uint32_t address, bool valid) {
-  if (valid) std::memset(emulator::shared_pointer(address, 16), 0, 16);
+  if (valid) std::memset(emulator::stored_pointer(address, 16), 0, 16);
 }
 
 }  // namespace tcgemm::ptx

@@ -26,6 +26,6 @@ template <int kPending>
 void tma_store_wait_read() {
   emulator::current().bulk_stores.wait(kPending);
 }
-inline void fence_proxy_async() { emulator::current().has_fenced_async = true; }
+inline void fence_proxy_async() { emulator::fence_proxy_async(); }
 
 }  // namespace tcgemm::ptx

@@ -1,0 +1,184 @@
+// D[m,n] = sum over k of X[m,k] * w[k,n] for so many rows of X that tensor cores take the time, for sm_90a: the weight
+// is dequantized in registers before it is multiplied. Its elements are (u - zero) * scale, rounded once to the dtype
+// of X as weight_kernel.cuh rounds them, so that results are those of a 16-bit product with the dequantized weight.
+// Unlike wide_kernel.cuh it keeps no accumulators of a group, which leaves registers for 256 rows, and waits at no
+// group's end.
+//
+// A consumer warpgroup dequantizes the fragments of two instructions, of 32 rows of the weight, while those of the last
+// 32 multiply, also across stages: there is always a wgmma under way.
+//
+// Roles, shared memory and barriers: wide_block.cuh, WideGeometry.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/packed/wide_block.cuh"
+
+namespace tcgemm::packed {
+
+template <typename Config, typename Weight, typename X, typename Epilogue>
+class DequantizingBlock : public WideBlock<Config, Weight, X, Epilogue> {
+  using Base = WideBlock<Config, Weight, X, Epilogue>;
+  using Base::barriers_, Base::begin_, Base::end_, Base::lane_, Base::params_, Base::warp_;
+  using Base::has_tile, Base::release, Base::stage_address, Base::table, Base::tile, Base::weight_tile;
+  using Base::kBlocks, Base::kConsumerWarps, Base::kCount, Base::kGeometry, Base::kGroups, Base::kPieces, Base::kRowK,
+      Base::kStageK, Base::kStages, Base::kTile;
+  using typename Base::Scale;
+  static constexpr int kSteps = 2;  // instructions for a block of K
+  using Fragments = uint32_t[kSteps][4];
+  static_assert(kTile.dequantizes && sizeof(X) == 2, "x has 16 bits");
+  static_assert(kStageK == kRowK && kBlocks == 2, "a stage is a row of the swizzle, of two blocks of K");
+
+ public:
+  __device__ __forceinline__ DequantizingBlock(const WideParams& params, const Epilogue& epilogue, const Work& work,
+                                               uint32_t shared)
+      : Base(params, epilogue, work, shared) {}
+
+  __device__ __forceinline__ void run() {
+    Base::prepare();
+    if (warp_ >= kConsumerWarps) {
+      Base::run_producers();
+    } else {
+      ptx::setmaxnreg_inc<kGeometry.consumer_registers(), kGeometry.blocks_per_sm()>();
+      float accumulators[kCount];
+      multiply(accumulators);
+      Base::finish(accumulators);
+    }
+  }
+
+ private:
+  // Scales and subtrahends of this lane's two columns of a tile, g and g + 8.
+  struct Columns {
+    ColumnScale<X, Scale> scales[2];
+    uint32_t zeros[2];
+  };
+
+  __device__ __forceinline__ void multiply(float (&accumulators)[kCount]) const {
+#pragma unroll
+    for (float& accumulator : accumulators) accumulator = 0.0f;
+    if (begin_ == end_) return;
+    const Columns whole = whole_columns();
+    Fragments fragments[kBlocks];
+    PipelineState state{kStages};
+    wait(state);
+    dequantize(stage_address(0), 0, whole, fragments[0]);
+    int previous = -1;
+#pragma unroll 1
+    for (int32_t left = end_ - begin_; left > 1; --left) {
+      const int stage = state.stage;
+      multiply_stage(accumulators, fragments, stage, previous, whole);
+      state.advance();
+      wait(state);
+      // The second block of the last stage multiplies meanwhile.
+      dequantize(stage_address(state.stage), 0, whole, fragments[0]);
+      previous = stage;
+    }
+    multiply_stage(accumulators, fragments, state.stage, previous, whole);
+    ptx::wgmma_wait_group<0>();
+    ptx::wgmma_fence_operand(accumulators);
+    release(state.stage);
+  }
+
+  __device__ __forceinline__ void wait(const PipelineState& state) const {
+    ptx::mbarrier_wait(barriers_.full(state.stage), state.phase);  // mutant: stages_not_awaited
+  }
+
+  // Of whose first block there are fragments; returns while the second block multiplies, and releases the stage before.
+  __device__ __forceinline__ void multiply_stage(float (&accumulators)[kCount], Fragments (&fragments)[kBlocks],
+                                                 int stage, int previous, const Columns& whole) const {
+    const uint32_t address = stage_address(stage);
+    const uint64_t x = ptx::swizzle_128b_descriptor(address, 0, 1024);
+    issue(accumulators, fragments[0], x);
+    ptx::wgmma_wait_group<1>();
+    if (previous >= 0) release(previous);
+    dequantize(address, 1, whole, fragments[1]);
+    issue(accumulators, fragments[1], x + (kBlockK * sizeof(X) >> 4));  // mutant: blocks_of_k_exchanged
+    ptx::wgmma_wait_group<1>();
+  }
+
+  static __device__ __forceinline__ void issue(float (&accumulators)[kCount], const Fragments& fragments, uint64_t x) {
+    ptx::wgmma_fence_operand(accumulators);
+    ptx::wgmma_fence();  // mutant: registers_not_fenced
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      // mutant: steps_exchanged
+      ptx::wgmma_m64k32b<X, X>(accumulators, fragments[step], x + step * (32 >> 4), true);
+    }
+    ptx::wgmma_commit_group();
+    ptx::wgmma_fence_operand(accumulators);
+  }
+
+  // The fragments of 32 of a stage's K.
+  __device__ __forceinline__ void dequantize(uint32_t stage, int block, const Columns& whole,
+                                             Fragments& fragments) const {
+    const uint32_t values = stage + kGeometry.values_offset() + tile() * (kPieces * kPieceBytes) + lane_ * 16;
+    uint32_t words[4];
+    if constexpr (kPieces == kBlocks) {
+      const uint4 integers = ptx::ld_shared_v4_u32(values + block * kPieceBytes);  // mutant: pieces_exchanged
+      memcpy(words, &integers, sizeof(words));
+    } else {
+      ptx::ld_shared_v2_u32(words[0], words[1], values + block * 8);  // mutant: halves_of_a_piece_exchanged
+    }
+    const Columns columns = Weight::kGroup == 0 ? whole : columns_of(stage, block);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      convert_step<Weight, X>(words, step, columns.zeros, table(), fragments[step]);
+#pragma unroll
+      // mutant: scales_of_columns_exchanged
+      for (int p = 0; p < 4; ++p) fragments[step][p] = columns.scales[p % 2].multiply(fragments[step][p]);
+    }
+  }
+
+  // Of the group that has a block of 32 of a stage's K.
+  __device__ __forceinline__ Columns columns_of(uint32_t stage, int block) const {
+    const int group = Weight::kGroup > 0 && Weight::kGroup < kStageK ? block * kBlockK / Weight::kGroup : 0;
+    const int place = tile() * kGroups + group;  // mutant: group_of_another_block
+    Columns found;
+    const uint32_t scales = (place * packed::kTile + lane_ / 4 * 2) * static_cast<uint32_t>(sizeof(Scale));
+    load_column_scales(stage + kGeometry.scales_offset() + scales, found.scales);
+    set_zeros(found);
+    if constexpr (Weight::kZeroPoints) {
+      // mutant: zeros_of_the_next_column
+      const uint32_t zeros = stage + kGeometry.zeros_offset() + place * 32 + lane_ / 4 * 4;
+      subtrahends<Weight, X>(ptx::ld_shared_u32(zeros), found.zeros);
+    }
+    return found;
+  }
+
+  // From memory, where groups are whole columns.
+  __device__ __forceinline__ Columns whole_columns() const {
+    Columns found;
+    set_zeros(found);
+    if constexpr (Weight::kGroup == 0) {
+      const bool is_there = has_tile(tile());
+      // mutant: scales_of_the_next_tile
+      const int64_t place = static_cast<int64_t>(weight_tile(tile())) * 8 + lane_ / 4;
+      const auto* const scales = reinterpret_cast<const Scale*>(params_.scales) + place * 2;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) found.scales[r] = ColumnScale<X, Scale>(is_there ? scales[r] : Scale{});
+      if constexpr (Weight::kZeroPoints) {
+        const auto* const zeros = reinterpret_cast<const uint32_t*>(params_.zero_points);
+        subtrahends<Weight, X>(is_there ? zeros[place] : 0, found.zeros);
+      }
+    }
+    return found;
+  }
+
+  static __device__ __forceinline__ void set_zeros(Columns& columns) {
+    columns.zeros[0] = columns.zeros[1] = subtrahend<X, Weight::kBits>(Weight::kZero);
+  }
+};
+
+template <typename Config, typename Weight, typename X, typename Epilogue>
+__global__ void __launch_bounds__(Config::kTile.threads(),
+                                  WideBlock<Config, Weight, X, Epilogue>::kGeometry.blocks_per_sm())
+    dequantizing_kernel(const __grid_constant__ WideParams params, const __grid_constant__ Epilogue epilogue) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) uint8_t shared_memory[];
+  run_wide<Config, DequantizingBlock<Config, Weight, X, Epilogue>>(params, epilogue, shared_memory);
+#else
+  __trap();  // wgmma and TMA exist on sm_90a only; the launcher refuses other devices
+#endif
+}
+
+}  // namespace tcgemm::packed

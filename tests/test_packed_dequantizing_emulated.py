@@ -1,0 +1,91 @@
+"""The kernel that dequantizes packed weights before it multiplies, run by the emulator."""
+
+import re
+
+import emulated
+import pytest
+from mistakes import Mistake
+from packed_cases import Case
+from packed_emulated import check, machine_of, mistaken_of
+
+pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
+
+# A config and the product that it runs: formats, rows and columns that fill no tile, K that fills
+# no stage, CTAs of a cluster without any.
+RING = ("d128x128_c1", Case(130, 208, 648, None, "int4"))  # six stages, used several times
+SPLIT = ("d128x128_c2", Case(40, 144, 448, 64, "int4", zeros=True))
+TABLE = ("d128x128_c1", Case(9, 40, 256, 32, "nf4", scale="f32"))
+COLUMNS = ("d128x160_c1", Case(100, 136, 264, None, "uint8", zeros=True, x="f16", out="bf16"))
+# The last CTA has no columns, and multiplies x for the other one all the same.
+SHARED = ("d128x192_m2", Case(150, 272, 576, 32, "int8"))
+CASES = [
+    RING,
+    SPLIT,
+    TABLE,
+    COLUMNS,
+    SHARED,
+    ("d128x64_m2", Case(100, 264, 256, 32, "uint4", zeros=True, scale="f16", x="f16")),
+    ("d128x256_c1", Case(200, 128, 256, 128, "int4", out="bf16")),
+    ("d128x224_m2", Case(210, 128, 192, 64, "uint8", zeros=True, scale="f32", out="f16")),
+    (
+        "d128x128_c1",
+        Case(90, 80, 256, 128, "uint4", zeros=True, sizes=(3, 0, 70, 1, 8), offset=1, experts=3),
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def machine(run_folder, cases_of):
+    cases = [(params["config"], params["case"]) for params in cases_of(test_products)]
+    return machine_of(run_folder / "packed_dequantizing", cases)
+
+
+@pytest.mark.parametrize(("config", "case"), CASES, ids=lambda x: getattr(x, "label", x))
+def test_products(machine, config, case):
+    for seed in range(3):
+        check(machine, config, case, seed=seed)
+
+
+KERNEL, BLOCK = "kernels/packed/dequantizing_kernel.cuh", "kernels/packed/wide_block.cuh"
+
+MISTAKES = [
+    Mistake(KERNEL, "stages_not_awaited", case=SPLIT, finds="wrong|deadlock"),
+    Mistake(KERNEL, "registers_not_fenced", case=SPLIT, finds="no wgmma.fence has handed over"),
+    Mistake(KERNEL, "blocks_of_k_exchanged", "x + (kBlockK * sizeof(X) >> 4)", "x", SPLIT),
+    Mistake(KERNEL, "steps_exchanged", "x + step * (32 >> 4)", "x + (1 - step) * 2", SPLIT),
+    Mistake(KERNEL, "scales_of_columns_exchanged", "p % 2", "1 - p % 2", SPLIT),
+    Mistake(KERNEL, "pieces_exchanged", "block * kPieceBytes", "(1 - block) * kPieceBytes", SHARED),
+    Mistake(KERNEL, "halves_of_a_piece_exchanged", "block * 8", "(1 - block) * 8", SPLIT),
+    Mistake(KERNEL, "group_of_another_block", "group", "0", TABLE),
+    Mistake(KERNEL, "zeros_of_the_next_column", "lane_ / 4 * 4", "(lane_ / 4 ^ 1) * 4", SPLIT),
+    Mistake(
+        KERNEL,
+        "scales_of_the_next_tile",
+        "weight_tile(tile())",
+        "weight_tile(tile()) + 1",
+        COLUMNS,
+    ),
+    Mistake(BLOCK, "group_of_another_stage", "stage * kStageK / Weight::kGroup", "stage", SHARED),
+    Mistake(BLOCK, "rows_of_x_exchanged", "half * kRows", "(1 - half) * kRows", SHARED),
+]
+
+
+@pytest.fixture(scope="module")
+def mistaken(machine, run_folder, cases_of):
+    """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
+    products = [params["mistake"].case for params in cases_of(test_mistakes_are_found)]
+    return mistaken_of(machine, run_folder / "packed_dequantizing_mistaken", MISTAKES, products)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_mistakes_are_found(mistaken, mistake):
+    """Some show in every order of events, others take a few."""
+    mistaken.mutant = MISTAKES.index(mistake) + 1
+    found = ""
+    for seed in range(12):
+        try:
+            check(mistaken, *mistake.case, seed=seed)
+        except (RuntimeError, AssertionError) as error:
+            found = str(error)
+            break
+    assert re.search(mistake.finds, found), found
