@@ -86,8 +86,8 @@ def scaled_matmul(
       - With block scales along k, accumulators are promoted every 128 elements of k: each
         accumulator is multiplied by the product of both scales and added in float32, whatever the
         precision.
-      - Operands that are multiplied by their scales first are multiplied as float32 by `matmul`,
-        which on CUDA uses TF32 unless the precision is HIGHEST.
+      - Operands that are multiplied by their scales first are multiplied as float32, which on CUDA
+        uses TF32 unless the precision is HIGHEST.
       - The cotangent of an operand has the operand's dtype, such as an 8-bit float. The cotangents
         of the scales are exact.
 
