@@ -75,8 +75,8 @@ def dot_general(
         named implementation cannot run the product; the message says which rule was violated.
 
     Numerics:
-      See `matmul`: accumulators, rounding and the treatment of quantized operands are equal. The
-      same program gives the same bits on the same device.
+      Accumulators, rounding and quantized operands follow `matmul`. The same program gives the same
+      bits on the same device.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm

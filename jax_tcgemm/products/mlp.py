@@ -84,7 +84,7 @@ def mlp(
         array of shape (k, j), or for a gated block an array of shape (k, 2, j) or a pair of arrays
         of shape (k, j). "down" has shape (j, n). "up_bias" has shape (j,), or for a gated block (2,
         j) or a pair. "down_bias" has shape (n,). Weights may be `QuantizedArray`s or
-        `PackedWeight`s; the block is then differentiated as two calls of `linear`.
+        `PackedWeight`s; the block is then two calls of `linear`, also for derivatives.
       activation: the function f, or None; see `linear`.
       residual: None, or an array that broadcasts to the result.
       accumulate: None, or a mapping with "up", "down" or both. The values are buffers of the shapes

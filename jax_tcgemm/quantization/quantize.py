@@ -49,10 +49,10 @@ def quantize(
         None gives one per-tensor scale, or block scales if `block` is given.
       block: None, or the block sizes along the last dimensions, such as (1, 128) or (128, 128).
         Earlier dimensions have one scale per index. The last block of a dimension may be shorter.
-      with_transpose: whether to also quantize x with its last two dimensions transposed. `axis` and
-        `block` then refer to the transposed dimensions, and the transpose has its own scales.
-        Gradients need such a transpose, because gradients contract other dimensions than the layer.
-        A GPU reads x once for both arrays.
+      with_transpose: whether to also quantize x with its last two dimensions transposed. The
+        transpose has its own scales; for the transpose, `axis` and `block` refer to its own
+        dimensions. Gradients need such a transpose, because gradients contract other dimensions
+        than the layer. A GPU reads x once for both arrays.
       implementation: "quantize" or "xla". None selects an implementation.
       config: name of a config of that implementation. None selects a config.
 
