@@ -72,7 +72,8 @@ def linear_cross_entropy(
     loss that is not differentiated takes one product. For "mean" and "sum", the loss and its
     gradients take three products in total. For the reduction "none", or with `recompute`, the
     gradients recompute the logits by vocab chunks, which takes four products; only the gradient
-    itself then has the size of w.
+    itself then has the size of w. Batch-invariant calls, and calls with both soft_cap and
+    label_smoothing, also take four products.
 
     First derivatives have this cost. Higher derivatives are correct but store arrays of the size of
     the logits. Forward mode alone (`jax.jvp`) raises TypeError, as for every `jax.custom_vjp`: use
@@ -105,10 +106,11 @@ def linear_cross_entropy(
         sum).
       token_axis_name: inside `jax.shard_map`, the mesh axis, or a tuple of axes, over whose devices
         the tokens are sharded. A mean or sum is over the tokens of all devices.
-      chunk_bytes: bound on the stored logits at a time. None selects 1/4 GiB. For gradients, None
-        selects at least the size of x in float32; for gradients in three products, None selects 1
-        GiB, or the size of w in float32 if that is larger. A logit counts as 2 bytes, or 4 bytes
-        for float32 and 8 bytes for float64. In the forward pass, a chunk has at least one row.
+      chunk_bytes: bound on the stored logits at a time. For a loss alone, None selects 1/4 GiB. For
+        gradients in three products, None selects 1 GiB, or the size of w in float32 if that is
+        larger. For gradients in four products, None selects 224 MiB, or the size of x in float32 if
+        that is larger. A logit counts as 2 bytes, or 4 bytes for float32 and 8 bytes for float64.
+        In the forward pass, a chunk has at least one row.
       precision: precision of every product; see `matmul`.
       implementation: name of the implementation that must run every product; the call fails if the
         implementation cannot. None selects an implementation.
