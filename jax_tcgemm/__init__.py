@@ -1,8 +1,8 @@
-"""Tensor-core matrix multiplications for JAX.
+"""GEMM kernels for JAX.
 
-`matmul` and `dot_general` are drop-ins for JAX's own. `info()` says what can run here,
-`explain(f, *args)` what runs each of a function's products, and why, and `autotune(f, *args)`
-measures what runs them fastest.
+`matmul` and `dot_general` are drop-ins for JAX's functions. `info()` reports which implementations
+can run on this machine, `explain(f, *args)` reports the implementation of each product of a
+function and the reason, and `autotune(f, *args)` measures the fastest implementations.
 """
 
 import importlib.util

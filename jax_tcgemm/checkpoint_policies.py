@@ -1,11 +1,11 @@
-"""`jax.checkpoint_policies` that also know our products.
+"""`jax.checkpoint_policies` that recognize this library's products.
 
-JAX's own look for `lax.dot_general` and see none in a program whose products are ours, so that they
-save nothing. These are the same policies, and take our products for what they are::
+JAX's policies look for `lax.dot_general`, and save nothing in a program with this library's
+products. The policies here have the same names and also recognize this library's products::
 
     layer = jax.checkpoint(layer, policy=jax_tcgemm.checkpoint_policies.dots_saveable)
 
-Of a fused layer they save its result and the pre-activation that derivatives need.
+For a fused layer, the policies save the result and the pre-activation that derivatives need.
 
 Examples:
   >>> import jax, jax.numpy as jnp, jax_tcgemm
@@ -74,5 +74,5 @@ checkpoint_dots_with_no_batch_dims = dots_with_no_batch_dims_saveable
 
 
 def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Callable:
-    """As `jax.checkpoint_policies.offload_dot_with_no_batch_dims`."""
+    """Return the policy of `jax.checkpoint_policies.offload_dot_with_no_batch_dims`."""
     return _knowing_ours(_jax.offload_dot_with_no_batch_dims(offload_src, offload_dst))

@@ -1,8 +1,8 @@
-"""BLAS for JAX: cuBLAS on a GPU, C++ or XLA on the host, behind one primitive.
+"""BLAS for JAX: cuBLAS on a GPU, C++ or XLA on the host.
 
-The functions of BLAS levels 1 to 3 with their options, as JAX expects functions to be: arrays are
-row-major, indices count from 0, results are returned and inputs never change. They go through jit,
-vmap, grad and shard_map. docs/blas.md shows them at work.
+The functions of BLAS levels 1 to 3 with their options, as functions of JAX arrays. Arrays are
+row-major, indices count from 0, functions return results, and inputs never change. The functions
+work in jit, vmap, grad and shard_map. docs/blas.md has examples.
 """
 
 from jax_tcgemm.blas.level1 import amax, amin, asum, axpy, dot, iamax, iamin, nrm2, scal, swap

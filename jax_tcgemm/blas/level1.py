@@ -1,7 +1,8 @@
 """BLAS level 1: functions of vectors.
 
-Every vector may have batch dimensions in front, which broadcast, and an increment: only every
-increment-th element takes part, beginning with the first, and the others are passed on.
+Every vector may have leading batch dimensions, which broadcast, and an increment. With an
+increment, only every increment-th element takes part, starting with the first; the other elements
+keep their values.
 """
 
 import jax
@@ -71,26 +72,26 @@ def iamax(
     implementation: str | None = None,
     options: Options = DEFAULT_OPTIONS,
 ) -> jax.Array:
-    """The index of the first element of largest |re| + |im|, counted from 0.
+    """Index of the first element with the largest |re| + |im|, counted from 0.
 
         i = argmax over i in [0, n) of |re x[i * increment]| + |im x[i * increment]|
 
     Args:
-      x: vector (..., length) of a floating or complex dtype.
-      n: how many elements take part; None takes all that the increment reaches.
-      increment: distance of the elements, at least 1.
-      implementation: "cublas", "host" or "xla", which then runs the call or it fails; None selects.
-      options: `blas.Options`: how cuBLAS computes.
+      x: vector of shape (..., length), of a floating or complex dtype.
+      n: number of elements that take part. None takes all elements that the increment reaches.
+      increment: distance between elements, at least 1.
+      implementation: "cublas", "host" or "xla", which must run the call; the call fails if the
+        implementation cannot. None selects an implementation.
+      options: `blas.Options` for cuBLAS.
 
     Returns:
-      int32 (...): the index among the elements that take part, so that it is element
-      `index * increment` of `x`. Its derivative is zero. Where an element is NaN, which index is
-      returned is not defined.
+      int32 array of shape (...), the index among the elements that take part: element `index *
+      increment` of `x`. The derivative is zero. If an element is NaN, the index is undefined.
 
     Raises:
-      TypeError: for arrays or dtypes that BLAS does not have.
-      ValueError: for an increment below 1, an `n` that the vector is too short for, no element at
-        all, or an implementation that cannot run here.
+      TypeError: if BLAS does not support the array or dtype.
+      ValueError: if the increment is below 1, the vector is too short for `n`, there are no
+        elements, or the implementation cannot run here.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -110,7 +111,7 @@ def iamin(
     implementation: str | None = None,
     options: Options = DEFAULT_OPTIONS,
 ) -> jax.Array:
-    """The index of the first element of smallest |re| + |im|; all else as `iamax`.
+    """Index of the first element with the smallest |re| + |im|; see `iamax` for the rest.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -138,10 +139,11 @@ def amax(
     implementation: str | None = None,
     options: Options = DEFAULT_OPTIONS,
 ) -> jax.Array:
-    """The largest |re| + |im|: that of the element `iamax` finds; arguments as there.
+    """Largest |re| + |im| of the elements; see `iamax` for arguments and errors.
 
-    The result has the dtype of the components. It can be differentiated wherever one element is
-    the largest; of several the first counts.
+    The result is the |re| + |im| of the element that `iamax` finds, in the dtype of the components.
+    The derivative is defined if one element is the largest; of several largest elements, the first
+    counts.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -160,7 +162,7 @@ def amin(
     implementation: str | None = None,
     options: Options = DEFAULT_OPTIONS,
 ) -> jax.Array:
-    """The smallest |re| + |im|; all else as `amax`.
+    """Smallest |re| + |im| of the elements; see `amax` for arguments and derivatives.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -179,14 +181,15 @@ def asum(
     implementation: str | None = None,
     options: Options = DEFAULT_OPTIONS,
 ) -> jax.Array:
-    """The sum of absolute values, |re| + |im| for complex numbers.
+    """Sum of absolute values, |re| + |im| for complex numbers.
 
         s = sum over i in [0, n) of |re x[i * increment]| + |im x[i * increment]|
 
-    Arguments and errors are those of `iamax`; an empty vector sums to 0.
+    See `iamax` for arguments and errors. The sum of an empty vector is 0.
 
     Returns:
-      (...): of the components' dtype; half types are summed in float32 and rounded once.
+      Array of shape (...), of the dtype of the components. 16-bit dtypes accumulate in float32 and
+      are rounded once.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -206,15 +209,16 @@ def nrm2(
     implementation: str | None = None,
     options: Options = DEFAULT_OPTIONS,
 ) -> jax.Array:
-    """The Euclidean norm.
+    """Euclidean norm.
 
         s = sqrt(sum over i in [0, n) of |x[i * increment]|^2)
 
-    Arguments and errors are those of `iamax`; an empty vector has norm 0. Squares that float32 or
-    float64 could not hold do no harm. The derivative at a zero vector is NaN.
+    See `iamax` for arguments and errors. The norm of an empty vector is 0. Squares that overflow or
+    underflow float32 or float64 do not affect the result. The derivative at a zero vector is NaN.
 
     Returns:
-      (...): of the components' dtype; half types are summed in float32 and rounded once.
+      Array of shape (...), of the dtype of the components. 16-bit dtypes accumulate in float32 and
+      are rounded once.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -237,27 +241,29 @@ def dot(
     implementation: str | None = None,
     options: Options = DEFAULT_OPTIONS,
 ) -> jax.Array:
-    """The product of two vectors: BLAS's dotu, and dotc with `conjugate`.
+    """Inner product of two vectors: BLAS's dotu, or dotc with `conjugate`.
 
         s = sum over i in [0, n) of op(x[i * increment_x]) * y[i * increment_y]
 
     Args:
-      x: vector (..., length).
-      y: vector (..., length); dtypes promote.
+      x: vector of shape (..., length).
+      y: vector of shape (..., length). Dtypes of x and y promote.
       conjugate: whether op conjugates.
-      n: how many elements take part; None takes all, and both vectors must have as many.
-      increment_x: distance of x's elements.
-      increment_y: distance of y's.
-      implementation: as of `iamax`.
-      options: as of `iamax`.
+      n: number of elements that take part. None takes all elements, whose number must be equal in
+        both vectors.
+      increment_x: distance between elements of x.
+      increment_y: distance between elements of y.
+      implementation: name of an implementation; see `iamax`.
+      options: `blas.Options`; see `iamax`.
 
     Returns:
-      (...): of the vectors' dtype; half types are summed in float32 and rounded once.
+      Array of shape (...), of the dtype of the vectors. 16-bit dtypes accumulate in float32 and are
+      rounded once.
 
     Raises:
-      TypeError: for arrays or dtypes that BLAS does not have.
-      ValueError: for vectors of unlike or insufficient length, a bad increment, or an
-        implementation that cannot run here.
+      TypeError: if BLAS does not support the arrays or dtypes.
+      ValueError: if the vectors differ in length or are too short, an increment is below 1, or the
+        implementation cannot run here.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -281,24 +287,24 @@ def scal(
     implementation: str | None = None,
     options: Options = DEFAULT_OPTIONS,
 ) -> jax.Array:
-    """A vector with elements scaled.
+    """Scale the elements of a vector.
 
         out[i * increment] = alpha x[i * increment] for i in [0, n), and the others as in x
 
     Args:
-      alpha: a number, or a scalar array, which is then read on the device.
-      x: vector (..., length); updated in place where it is donated.
-      n: as of `iamax`.
-      increment: as of `iamax`.
-      implementation: as of `iamax`.
-      options: as of `iamax`.
+      alpha: a number, or a scalar array, which cuBLAS reads on the device.
+      x: vector of shape (..., length), updated in place if donated.
+      n: number of elements that take part; see `iamax`.
+      increment: distance between elements; see `iamax`.
+      implementation: name of an implementation; see `iamax`.
+      options: `blas.Options`; see `iamax`.
 
     Returns:
-      The new vector, of x's shape and dtype.
+      The new vector, of the shape and dtype of x.
 
     Raises:
-      TypeError: for arrays, dtypes or scalars that do not go together.
-      ValueError: as `iamax`.
+      TypeError: if arrays, dtypes or scalars do not combine.
+      ValueError: under the conditions of `iamax`.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -330,19 +336,19 @@ def axpy(
     implementation: str | None = None,
     options: Options = DEFAULT_OPTIONS,
 ) -> jax.Array:
-    """A vector plus a multiple of another.
+    """Add a multiple of one vector to another vector.
 
         out[i * increment_y] = alpha x[i * increment_x] + y[i * increment_y] for i in [0, n)
 
-    and the other elements as in y. Arguments are those of `dot` and `scal`; y is updated in place
-    where it is donated.
+    Other elements equal the elements of y. See `dot` and `scal` for arguments. y is updated in
+    place if donated.
 
     Returns:
       The new y.
 
     Raises:
-      TypeError: for arrays, dtypes or scalars that do not go together.
-      ValueError: as `dot`.
+      TypeError: if arrays, dtypes or scalars do not combine.
+      ValueError: under the conditions of `dot`.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -373,9 +379,9 @@ def swap(
     implementation: str | None = None,
     options: Options = DEFAULT_OPTIONS,
 ) -> tuple[jax.Array, jax.Array]:
-    """Two vectors that have exchanged x[i * increment_x] and y[i * increment_y] for i in [0, n).
+    """Exchange x[i * increment_x] and y[i * increment_y] for i in [0, n).
 
-    Arguments and errors are those of `dot`; both are updated in place where they are donated.
+    See `dot` for arguments and errors. Both vectors are updated in place if donated.
 
     Returns:
       The new x and y, each of its own shape.

@@ -1,7 +1,8 @@
 """BLAS level 2: functions of a matrix and vectors.
 
-Every array may have batch dimensions in front, which broadcast. A vector's increment says that
-only every increment-th element takes part, beginning with the first; the others are passed on.
+Every array may have leading batch dimensions, which broadcast. With an increment, only every
+increment-th element of a vector takes part, starting with the first; the other elements keep their
+values.
 """
 
 import jax
@@ -37,31 +38,32 @@ def gemv(
     implementation: str | None = None,
     options: Options = DEFAULT_OPTIONS,
 ) -> jax.Array:
-    """The product of a matrix and a vector.
+    """Product of a matrix and a vector.
 
         out = alpha op(A) x + beta y
 
     Args:
-      a: matrix (..., m, n), read in place whatever op is.
-      x: vector (..., n), or (..., m) where op transposes; longer with an increment.
-      y: vector (..., m), or (..., n) where op transposes; longer with an increment. None leaves the
-        term out. It is updated in place where it is donated.
-      alpha: a number, or a scalar array, which is then read on the device.
-      beta: likewise; y is not read where it is the number 0.
-      trans: "N": op(A) = A; "T": its transpose; "C": the conjugate of that.
-      increment_x: distance of x's elements.
-      increment_y: distance of y's elements; those between are passed on.
-      implementation: "cublas", "host" or "xla", which then runs the call or it fails; None selects.
-      options: `blas.Options`: how cuBLAS computes.
+      a: matrix of shape (..., m, n), read in place for every op.
+      x: vector of shape (..., n), or (..., m) if op transposes; longer with an increment.
+      y: None, or a vector of shape (..., m), or (..., n) if op transposes; longer with an
+        increment. None omits beta y. y is updated in place if donated.
+      alpha: a number, or a scalar array, which cuBLAS reads on the device.
+      beta: a number, or a scalar array, which cuBLAS reads on the device. y is not read if beta is
+        the number 0.
+      trans: "N" for op(A) = A, "T" for the transpose, "C" for the conjugate transpose.
+      increment_x: distance between elements of x.
+      increment_y: distance between elements of y. Elements in between keep their values.
+      implementation: "cublas", "host" or "xla", which must run the call; the call fails if the
+        implementation cannot. None selects an implementation.
+      options: `blas.Options` for cuBLAS.
 
     Returns:
-      The new y: of y's shape, or (..., m) without it; dtypes promote. Half types are summed in
-      float32 and rounded once.
+      The new y, of the shape of y, or (..., m) without y. Dtypes promote. 16-bit dtypes accumulate
+      in float32 and are rounded once.
 
     Raises:
-      TypeError: for arrays, dtypes or scalars that do not go together.
-      ValueError: for shapes or increments that do not fit, or an implementation that cannot run
-        here.
+      TypeError: if arrays, dtypes or scalars do not combine.
+      ValueError: if shapes or increments do not match, or the implementation cannot run here.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -115,36 +117,37 @@ def gbmv(
     implementation: str | None = None,
     options: Options = DEFAULT_OPTIONS,
 ) -> jax.Array:
-    """The product of a band matrix and a vector.
+    """Product of a band matrix and a vector.
 
         out = alpha op(A) x + beta y
 
-    A has kl diagonals below its main one and ku above it. It is stored by rows, as CBLAS stores it
-    for row-major arrays: a[..., i, kl + j - i] holds A[i, j], and what lies outside the matrix is
-    never used. `to_band` makes that of a full matrix.
+    A has kl diagonals below its main diagonal and ku diagonals above. The band is stored by rows,
+    as CBLAS does for row-major arrays: a[..., i, kl + j - i] holds A[i, j]. Elements of the band
+    outside the matrix are never used. `to_band` converts a full matrix to a band.
 
     Args:
-      a: the band (..., m, kl + ku + 1).
-      x: as of `gemv`.
-      y: as of `gemv`.
-      kl: diagonals below the main one.
-      ku: diagonals above it.
-      columns: n, the columns of A; None means as many as rows.
-      alpha: as of `gemv`.
-      beta: as of `gemv`.
-      trans: as of `gemv`.
-      increment_x: as of `gemv`.
-      increment_y: as of `gemv`.
-      implementation: as of `gemv`; cuBLAS has float32, float64 and their complex types.
-      options: as of `gemv`.
+      a: band of shape (..., m, kl + ku + 1).
+      x: vector; see `gemv`.
+      y: None, or a vector; see `gemv`.
+      kl: number of diagonals below the main diagonal.
+      ku: number of diagonals above the main diagonal.
+      columns: n, the number of columns of A. None means m.
+      alpha: a number or a scalar array; see `gemv`.
+      beta: a number or a scalar array; see `gemv`.
+      trans: "N", "T" or "C"; see `gemv`.
+      increment_x: distance between elements of x; see `gemv`.
+      increment_y: distance between elements of y; see `gemv`.
+      implementation: name of an implementation; see `gemv`. cuBLAS supports float32, float64 and
+        their complex dtypes.
+      options: `blas.Options`; see `gemv`.
 
     Returns:
-      As `gemv`.
+      The new y; see `gemv`.
 
     Raises:
-      TypeError: for arrays, dtypes or scalars that do not go together.
-      ValueError: for a band whose width is not kl + ku + 1, other shapes or increments that do not
-        fit, or an implementation that cannot run here.
+      TypeError: if arrays, dtypes or scalars do not combine.
+      ValueError: if the width of the band is not kl + ku + 1, other shapes or increments do not
+        match, or the implementation cannot run here.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -201,9 +204,10 @@ def _checked_band(op: str, kl, ku, **band) -> tuple[int, int]:
 
 
 def to_band(a, kl: int, ku: int) -> jax.Array:
-    """A full matrix (..., m, n) as the band (..., m, kl + ku + 1) that `gbmv` takes.
+    """Convert a full matrix (..., m, n) to a band (..., m, kl + ku + 1) for `gbmv`.
 
-    What lies outside the matrix is 0, and what lies outside the band is dropped.
+    Elements of the band outside the matrix are 0. Elements of the matrix outside the band are
+    dropped.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -223,7 +227,7 @@ def to_band(a, kl: int, ku: int) -> jax.Array:
 
 
 def from_band(band, columns: int, kl: int, ku: int) -> jax.Array:
-    """The full matrix (..., m, columns) of a band (..., m, kl + ku + 1): the inverse of `to_band`.
+    """Convert a band (..., m, kl + ku + 1) back to a full matrix (..., m, columns).
 
     Examples:
       >>> import jax.numpy as jnp
@@ -253,27 +257,28 @@ def trsv(
     implementation: str | None = None,
     options: Options = DEFAULT_OPTIONS,
 ) -> jax.Array:
-    """The solution x of a triangular system.
+    """Solution x of a triangular system.
 
         op(A) x = b
 
     Args:
-      a: matrix (..., n, n), of which one triangle is read.
-      b: vector (..., n), longer with an increment; updated in place where it is donated.
-      lower: whether that is the lower triangle.
-      trans: "N": op(A) = A; "T": its transpose; "C": the conjugate of that.
-      unit_diagonal: whether the diagonal is taken to be ones, and not read.
-      increment: distance of b's elements; those between are passed on.
-      implementation: as of `gemv`; cuBLAS has float32, float64 and their complex types.
-      options: as of `gemv`.
+      a: matrix of shape (..., n, n), of which one triangle is read.
+      b: vector of shape (..., n), longer with an increment; updated in place if donated.
+      lower: whether the lower triangle is read, or else the upper triangle.
+      trans: "N" for op(A) = A, "T" for the transpose, "C" for the conjugate transpose.
+      unit_diagonal: whether the diagonal is assumed to be ones and not read.
+      increment: distance between elements of b. Elements in between keep their values.
+      implementation: name of an implementation; see `gemv`. cuBLAS supports float32, float64 and
+        their complex dtypes.
+      options: `blas.Options`; see `gemv`.
 
     Returns:
-      x, of b's shape; a zero on the diagonal gives infinities and NaNs.
+      x, of the shape of b. A zero on the diagonal gives infinities and NaNs.
 
     Raises:
-      TypeError: for arrays or dtypes that BLAS does not have.
-      ValueError: for a matrix that is not square, other shapes or increments that do not fit, or an
-        implementation that cannot run here.
+      TypeError: if BLAS does not support the arrays or dtypes.
+      ValueError: if the matrix is not square, other shapes or increments do not match, or the
+        implementation cannot run here.
 
     Examples:
       >>> import jax.numpy as jnp

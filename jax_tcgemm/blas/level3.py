@@ -1,4 +1,4 @@
-"""BLAS level 3: functions of matrices. Every array may have batch dimensions in front."""
+"""BLAS level 3: functions of matrices. Every array may have leading batch dimensions."""
 
 from collections.abc import Iterable, Sequence
 
@@ -29,31 +29,35 @@ def gemm(
     implementation: str | None = None,
     options: Options = DEFAULT_OPTIONS,
 ) -> jax.Array:
-    """The product of matrices, with all that BLAS offers around it.
+    """Product of matrices with BLAS's alpha, beta, C and transpositions.
 
         out = alpha op(A) op(B) + beta C
 
-    `jax_tcgemm.matmul` is the function for products as such, and chooses among all implementations
-    of them; this one is for the rest of the equation and for cuBLAS's options. Batch dimensions
-    broadcast and become one strided-batched call.
+    For plain products, prefer `jax_tcgemm.matmul`, which selects among all implementations. `gemm`
+    serves the rest of the equation and cuBLAS's options. Batch dimensions broadcast and become one
+    strided-batched call.
 
     Args:
-      a: matrix (..., m, k), or (..., k, m) where op transposes it.
-      b: matrix (..., k, n), or (..., n, k) where op transposes it.
-      c: matrix (..., m, n), updated in place where it is donated; None leaves the term out.
-      alpha: a number, or a scalar array, which is then read on the device.
-      beta: likewise; c is not read where it is the number 0.
-      trans_a: "N": op(A) = A; "T": its transpose; "C": the conjugate of that. No array is copied.
-      trans_b: the same of B.
-      implementation: "cublas", "host" or "xla", which then runs the call or it fails; None selects.
-      options: `blas.Options`: how cuBLAS computes. By default float32 is multiplied as float32.
+      a: matrix of shape (..., m, k), or (..., k, m) if op transposes A.
+      b: matrix of shape (..., k, n), or (..., n, k) if op transposes B.
+      c: None, or a matrix of shape (..., m, n), updated in place if donated. None omits beta C.
+      alpha: a number, or a scalar array, which cuBLAS reads on the device.
+      beta: a number, or a scalar array, which cuBLAS reads on the device. c is not read if beta is
+        the number 0.
+      trans_a: "N" for op(A) = A, "T" for the transpose, "C" for the conjugate transpose. No array
+        is copied.
+      trans_b: "N", "T" or "C" for op(B).
+      implementation: "cublas", "host" or "xla", which must run the call; the call fails if the
+        implementation cannot. None selects an implementation.
+      options: `blas.Options` for cuBLAS. By default, float32 is multiplied in float32.
 
     Returns:
-      (..., m, n), dtypes promote. Half types are summed in float32 and rounded once.
+      Array of shape (..., m, n). Dtypes promote. 16-bit dtypes accumulate in float32 and are
+      rounded once.
 
     Raises:
-      TypeError: for arrays, dtypes or scalars that do not go together.
-      ValueError: for shapes that do not fit, or an implementation that cannot run here.
+      TypeError: if arrays, dtypes or scalars do not combine.
+      ValueError: if shapes do not match, or the implementation cannot run here.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -103,31 +107,31 @@ def gemm_batched(
     implementation: str | None = None,
     options: Options = DEFAULT_OPTIONS,
 ) -> list[jax.Array]:
-    """Many products of separate arrays in one call: BLAS's batch over arrays of pointers.
+    """Products of many separate arrays in one call, as BLAS's batch over arrays of pointers.
 
         out[i] = alpha op(A[i]) op(B[i]) + beta C[i]
 
-    For matrices of equal shapes that are not one array, such as the weights of a tree: none is
-    copied to be stacked.
+    The matrices have equal shapes but are not one array, such as the weights of a tree. No matrix
+    is copied for stacking.
 
     Args:
-      a: matrices of one shape, as of `gemm`.
-      b: as many of one shape.
-      c: as many of one shape, or None.
-      alpha: as of `gemm`, one for all.
-      beta: likewise.
-      trans_a: as of `gemm`.
-      trans_b: as of `gemm`.
-      implementation: as of `gemm`.
-      options: as of `gemm`.
+      a: matrices of one shape; see `gemm`.
+      b: as many matrices of one shape.
+      c: as many matrices of one shape, or None.
+      alpha: a number or a scalar array for all products; see `gemm`.
+      beta: a number or a scalar array for all products; see `gemm`.
+      trans_a: "N", "T" or "C"; see `gemm`.
+      trans_b: "N", "T" or "C"; see `gemm`.
+      implementation: name of an implementation; see `gemm`.
+      options: `blas.Options`; see `gemm`.
 
     Returns:
       A list of as many matrices.
 
     Raises:
-      TypeError: for arrays, dtypes or scalars that do not go together.
-      ValueError: for lists of unlike lengths, arrays of unlike shapes, shapes that do not fit,
-        or an implementation that cannot run here.
+      TypeError: if arrays, dtypes or scalars do not combine.
+      ValueError: if lists differ in length, arrays of a list differ in shape, shapes do not match,
+        or the implementation cannot run here.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -190,29 +194,31 @@ def trsm(
     implementation: str | None = None,
     options: Options = DEFAULT_OPTIONS,
 ) -> jax.Array:
-    """The solution X of triangular systems with many right-hand sides.
+    """Solution X of triangular systems with many right-hand sides.
 
         op(A) X = alpha B   (side="left")        X op(A) = alpha B   (side="right")
 
     Args:
-      a: matrix (..., m, m), for the right side (..., n, n), of which one triangle is read.
-      b: matrix (..., m, n), updated in place where it is donated.
-      alpha: a number, or a scalar array, which is then read on the device.
-      side: where A stands.
-      lower: whether the lower triangle is read.
-      trans: "N": op(A) = A; "T": its transpose; "C": the conjugate of that.
-      unit_diagonal: whether the diagonal is taken to be ones, and not read.
-      implementation: as of `gemm`; cuBLAS has float32, float64 and their complex types.
-      options: as of `gemm`.
+      a: matrix of shape (..., m, m), or (..., n, n) for side="right", of which one triangle is
+        read.
+      b: matrix of shape (..., m, n), updated in place if donated.
+      alpha: a number, or a scalar array, which cuBLAS reads on the device.
+      side: the side of A in the equation, "left" or "right".
+      lower: whether the lower triangle is read, or else the upper triangle.
+      trans: "N" for op(A) = A, "T" for the transpose, "C" for the conjugate transpose.
+      unit_diagonal: whether the diagonal is assumed to be ones and not read.
+      implementation: name of an implementation; see `gemm`. cuBLAS supports float32, float64 and
+        their complex dtypes.
+      options: `blas.Options`; see `gemm`.
 
     Returns:
-      X, of b's shape with the batch dimensions of both; a zero on the diagonal gives infinities and
-      NaNs.
+      X, of the shape of b with the batch dimensions of both operands. A zero on the diagonal gives
+      infinities and NaNs.
 
     Raises:
-      TypeError: for arrays, dtypes or scalars that do not go together.
-      ValueError: for a matrix that is not square, shapes that do not fit, or an implementation that
-        cannot run here.
+      TypeError: if arrays, dtypes or scalars do not combine.
+      ValueError: if the matrix is not square, shapes do not match, or the implementation cannot run
+        here.
 
     Examples:
       >>> import jax.numpy as jnp

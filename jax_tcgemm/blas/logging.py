@@ -1,16 +1,16 @@
-"""cuBLAS's own log."""
+"""cuBLAS's log."""
 
 from jax_tcgemm.system import modules
 
 
 def set_logging(path) -> None:
-    """Makes cuBLAS write a line for each of its calls, all of this process, to a file.
+    """Make cuBLAS write one line per call of this process to a file.
 
     Args:
-      path: the file, or "stdout" or "stderr"; None turns logging off.
+      path: the file, or "stdout" or "stderr". None turns logging off.
 
     Raises:
-      RuntimeError: where cuBLAS cannot be loaded, with the reason, or does not take the path.
+      RuntimeError: if cuBLAS cannot be loaded (with the reason), or does not accept the path.
 
     Examples:
       >>> from jax_tcgemm import blas

@@ -1,4 +1,4 @@
-"""`explain`: what runs each product of a JAX function, and why."""
+"""Report of the implementation of each product in a JAX function, and the reason."""
 
 import dataclasses
 import functools
@@ -77,31 +77,34 @@ _BY_UNFUSED = (epilogue_primitive, epilogue_ragged_primitive, contraction_primit
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call of ours in a traced function.
+    """One call of this library in a traced function.
 
     Attributes:
-      implementation: what runs it.
-      config: the config of that.
-      why: why it was chosen.
-      problem: the product as the implementation sees it; None where XLA's own is all there is.
-      copies: arrays that XLA must rewrite for the call, in words; mostly none.
-      rejected: for every other implementation that cannot run it, the rule that stops it.
-      workspace_bytes: scratch memory.
-      bytes: least memory traffic of one execution, None without a problem.
-      flops: real operations of one execution, None without a problem.
-      roofline_us: microseconds that no implementation can beat, None where the device's peak rates
-        are not known.
-      times: how often it runs in one call of the function; None where only the data tell (while).
-      path: the control flow around it, outermost first, such as "scan[10]" or "cond[0]".
-      source: file and line of the call, as far as JAX knows it.
-      code: device code that was generated for it, if that was asked for and there is any.
-      estimated_us: microseconds that the cost model estimates for the call, None where it has no
-        estimate: on CPUs, for grouped and packed products, and on GPUs that are no Hopper.
-      xla_estimated_us: microseconds that it estimates for XLA's program in the call's place: XLA's
-        product and, with an epilogue, XLA's loop; copies of operands are not counted. None where it
-        has no estimate.
+      implementation: name of the implementation that runs the call.
+      config: config of the implementation.
+      why: reason for the selection.
+      problem: the product as the implementation sees it, or None where only XLA's own product is
+        available.
+      copies: arrays that XLA must copy for the call, in words; usually none.
+      rejected: for every implementation that cannot run the call, the rule that was violated.
+      workspace_bytes: scratch memory in bytes.
+      bytes: minimum memory traffic of one execution, or None without a problem.
+      flops: real operations of one execution, or None without a problem.
+      roofline_us: lower bound of the time in microseconds, or None if the device's peak rates are
+        unknown.
+      times: number of executions in one call of the function, or None if the number depends on data
+        (while).
+      path: control flow around the call, outermost first, such as "scan[10]" or "cond[0]".
+      source: file and line of the call, where JAX knows them.
+      code: device code generated for the call, if requested and available.
+      estimated_us: estimated time of the call in microseconds, or None without an estimate: on
+        CPUs, for grouped and packed products, and on GPUs other than Hopper.
+      xla_estimated_us: estimated time in microseconds of XLA's program for the call: XLA's product
+        and, with an epilogue, XLA's loop. Copies of operands are not counted. None without an
+        estimate.
       epilogue: names of the operations that follow the product, such as ("add", "relu"), without
-        broadcasts and conversions. The kernel computes them, unless `why` speaks of its product.
+        broadcasts and conversions. The kernel computes the operations, unless `why` says that only
+        the product runs in the kernel.
     """
 
     implementation: str
@@ -206,32 +209,34 @@ def _scaled(value: float | None, unit: float) -> str:
 
 
 def explain(f, *args, platform: str | None = None, source: bool = False, **kwargs) -> Explanation:
-    """Says, for every call of ours in a JAX function, what runs it and why. Runs nothing.
+    """Report the implementation of every call of this library in a JAX function.
+
+    The function is traced and lowered, but does not run.
 
     Args:
       f: a function that JAX can trace, jitted or not.
-      *args: its arguments; `jax.ShapeDtypeStruct`s will do.
-      platform: "cuda" or "cpu", the platform to lower for; None takes JAX's default. For "cuda"
+      *args: arguments of f, or `jax.ShapeDtypeStruct`s.
+      platform: "cuda" or "cpu", the platform to lower for. None selects JAX's default. For "cuda"
         on a machine without a GPU, an H200 is assumed.
-      source: whether to show the device code that is generated for epilogues, too, as `Call.code`
-        and after the table.
-      **kwargs: its keyword arguments.
+      source: whether to include the generated device code of epilogues, as `Call.code` and after
+        the table.
+      **kwargs: keyword arguments of f.
 
     Returns:
-      An `Explanation`: a sequence with one `Call` for each call in the program that JAX lowers for
-      `jax.jit(f)`, in its order, also inside jit, scan, while, cond, remat, custom derivatives and
-      shard_map. JAX removes products that no result needs before it lowers the program, so they
-      are not listed: `jax.grad` of a sum of a product has no forward product, and
-      `jax.value_and_grad` has. A loop's call is listed once, with how often it runs. Of a
-      `lax.platform_dependent` only the platform's branch is listed. The result prints as a table.
-      Where explicit mesh axes or shard_map divide a product, the call is the one that each device
-      makes; how XLA will divide over automatic mesh axes is not known before it compiles, so there
-      it is the whole product (`TCGEMM_PRINT_CHOICE=1` prints what is chosen for the parts).
+      An `Explanation`, a sequence with one `Call` per call in the program that JAX lowers for
+      `jax.jit(f)`, in program order, also inside jit, scan, while, cond, remat, custom derivatives
+      and shard_map. The result prints as a table. JAX removes unused products before lowering, so
+      such products are not listed: `jax.grad` of a sum of a product has no forward product, but
+      `jax.value_and_grad` has one. A call in a loop is listed once, with the number of executions.
+      For a `lax.platform_dependent`, only the branch of the platform is listed. Where explicit mesh
+      axes or shard_map shard a product, the listed call is the call of each device. For automatic
+      mesh axes, the sharding is unknown before XLA compiles, so the listed call is the whole
+      product (`TCGEMM_PRINT_CHOICE=1` prints the selection for the shards).
 
     Raises:
-      ValueError: for another platform, or one that a `lax.platform_dependent` has no branch for,
-        or when a call names an implementation or config that cannot run it; the same as lowering
-        the function would raise.
+      ValueError: if the platform is unknown, a `lax.platform_dependent` has no branch for the
+        platform, or a call names an implementation or config that cannot run the call. Lowering the
+        function raises the same error.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm

@@ -1,4 +1,4 @@
-"""What is installed here and what can run: versions, GPUs, implementations."""
+"""Versions, GPUs and implementations of this installation."""
 
 import dataclasses
 import importlib.metadata
@@ -64,14 +64,14 @@ class ImplementationInfo:
 
 @dataclasses.dataclass(frozen=True)
 class Info:
-    """The result of `info`; prints as tables.
+    """Result of `info`, which prints as tables.
 
     Attributes:
-      versions: the version of each component, or why there is none.
+      versions: version of each component, or the reason why the component is missing.
       gpus: the CUDA devices.
-      gpu_reason: why no implementation can run on a GPU; empty where some can.
-      implementations: every implementation, and why those that are not available are not.
-      plan_cache: counts of the plans of `tensor`.
+      gpu_reason: reason why no implementation can run on a GPU; empty if one can.
+      implementations: every implementation, with the reason for each that is not available.
+      plan_cache: counters of the plan cache of `tensor`.
     """
 
     versions: dict[str, str]
@@ -245,14 +245,15 @@ def _implementations(gpu_reason: str) -> Iterator[ImplementationInfo]:
 
 
 def info() -> Info:
-    """Reports the versions, the GPUs and, for each implementation, whether it can run here.
+    """Report versions, GPUs and, for each implementation, whether it can run on this machine.
 
     Returns:
-      An `Info`: fields to read in a program, tables when printed. For an implementation that is
-      not available, `reason` says why: no GPU, no driver, a broken module, a library not found,
-      or the rule of the device that stops it.
+      An `Info`, with fields for programs; it prints as tables. For an implementation that is not
+      available, `reason` gives the cause: no GPU, no driver, a broken module, a library that was
+      not found, or a rule that the device violates.
 
-    Never raises for something missing. Starts JAX's backends, to tell whether JAX uses the GPU.
+    A missing component never raises an error. The function starts JAX's backends to find out
+    whether JAX uses the GPU.
 
     Examples:
       >>> print(jax_tcgemm.info())  # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""The public `linear_cross_entropy` and `linear_log_prob`: losses over logits that are not kept."""
+"""Public `linear_cross_entropy` and `linear_log_prob`: losses that do not store the logits."""
 
 import dataclasses
 import functools
@@ -58,86 +58,94 @@ def linear_cross_entropy(
     implementation: str | None = None,
     batch_invariant: bool | int | None = None,
 ) -> jax.Array:
-    """The cross-entropy of a linear layer's logits, computed in chunks where there are many.
+    """Cross-entropy of a linear layer's logits, computed in chunks above 2²² logits.
 
         z[..., v] = sum over k of x[..., k] * w[v, k] + bias[v]
         z = soft_cap * tanh(z / soft_cap), if there is a soft_cap
         loss[...] = lse(z) - (1 - label_smoothing) * z[..., labels] - label_smoothing * mean(z)
                     + z_loss * lse(z)**2
 
-    where lse is the logarithm of the sum of exponentials over v. Up to 2**22 logits are stored,
-    where neither chunk_bytes, an implementation nor an axis_name is given: that takes less time.
-    Of more, tokens are taken in chunks. Of a "mean" or "sum" the gradients are made beside the
-    loss, in three products all told; a loss that is not differentiated takes one. With the
-    reduction "none", or `recompute`, the gradients make the logits again, in four products, by
-    chunks of the vocabulary, and nothing has the size of w but the gradient itself. It can be
-    differentiated once for that; further derivatives are right, too, but keep what has the size of
-    the logits. Forward mode alone (`jax.jvp`) is a TypeError, as of every `jax.custom_vjp`: use
-    `jax.vjp` or `jax.grad`, of which `jax.jvp` may be taken. It can be batched by `jax.vmap`, and
-    used in jit, scan, remat and `jax.shard_map`.
+    lse is the logarithm of the sum of exponentials over v.
+
+    Up to 2²² logits are stored as a whole, which takes less time, unless chunk_bytes, an
+    implementation or an axis_name is given. Above, the logits are computed in chunks of tokens. A
+    loss that is not differentiated takes one product. For "mean" and "sum", the loss and its
+    gradients take three products in total. For the reduction "none", or with `recompute`, the
+    gradients recompute the logits by vocab chunks, which takes four products; only the gradient
+    itself then has the size of w. Batch-invariant calls, and calls with both soft_cap and
+    label_smoothing, also take four products.
+
+    First derivatives have this cost. Higher derivatives are correct but store arrays of the size of
+    the logits. Forward mode alone (`jax.jvp`) raises TypeError, as for every `jax.custom_vjp`: use
+    `jax.vjp` or `jax.grad`, to which `jax.jvp` can be applied. The function can be batched by
+    `jax.vmap` and used in jit, scan, remat and `jax.shard_map`.
 
     Args:
       x: array of shape (..., k), of float16, bfloat16, float32 or float64.
-      w: array of shape (vocabulary, k), as an embedding has it, or with a vocabulary_axis of 1
-        (k, vocabulary), as a head's kernel has it.
-      labels: integers of shape (...), from 0 up to the vocabulary.
-      bias: None, or a floating-point array of shape (vocabulary,). Minus infinity takes an entry
-        out of the vocabulary, where there is no soft_cap.
-      label_smoothing: from 0 to 1, the part of the target that all of the vocabulary shares.
+      w: array of shape (vocabulary, k), like an embedding, or (k, vocabulary) with
+        vocabulary_axis=1, like a head's kernel.
+      labels: integers of shape (...), from 0 to vocabulary - 1.
+      bias: None, or a floating-point array of shape (vocabulary,). Minus infinity removes an entry
+        from the vocabulary, if there is no soft_cap.
+      label_smoothing: fraction of the target, from 0 to 1, that is spread over the whole
+        vocabulary.
       z_loss: factor of the square of lse.
-      soft_cap: None, or what the magnitude of logits stays below.
-      ignore_index: None, or a label of tokens that contribute nothing, whatever x has there.
-      weights: None, or a floating-point array that broadcasts to labels: what the loss of each
-        token is multiplied by. A mean is divided by their sum.
-      reduction: "mean", over the tokens that are not ignored (0 if there is none), "sum", or
+      soft_cap: None, or the bound of the magnitude of logits.
+      ignore_index: None, or a label whose tokens contribute nothing, whatever values x has there.
+      weights: None, or a floating-point array that broadcasts to labels. The loss of each token is
+        multiplied by its weight, and a mean is divided by the sum of weights.
+      reduction: "mean" over the tokens that are not ignored (0 if there are none), "sum", or
         "none".
-      recompute: make the logits again for the gradients of a "mean" or "sum", too: a third more
-        products, and least memory.
-      vocabulary_axis: the dimension of w that is the vocabulary: 0 or 1. Neither is copied, and the
-        gradient is arranged as w is.
-      axis_name: inside `jax.shard_map`, the mesh axis, or a tuple of axes, whose devices each have
-        an equal part of the vocabulary, in their order: w and bias are a device's own, labels are
-        those of the whole vocabulary. Three numbers a token are exchanged (two of a mean or sum).
-      token_axis_name: inside `jax.shard_map`, the mesh axis, or a tuple of axes, whose devices each
-        have other tokens: a mean or sum is that over all of them.
-      chunk_bytes: the most that is stored of the logits at a time; None takes a quarter of a
-        gibibyte, or for gradients the size of x in float32 if that is more, or for those in three
-        products a whole one, or the size of w in float32 if that is more. They are taken to be
-        stored in 2 bytes, of float32 4 and of float64 8. Chunks have whole rows forwards, so that
-        one is the least.
-      precision: as for `matmul`, of every product.
-      implementation: name of an implementation that runs every product, or the call fails; None
-        selects one.
-      batch_invariant: True, a number of tokens, False, or None, as for `matmul`: the loss of each
-        token is the same, bit by bit, whatever other tokens there are, and so are the rows of the
-        gradient of x for the same cotangents. Gradients of w and bias, and a "mean" or "sum" itself
-        and what it divides by, add up tokens and are not. Logits of a chunk are stored, and made
-        again for gradients, by chunks of the vocabulary that are chosen for that number of tokens.
-        On a CPU a soft_cap is not covered: XLA's loops round it in more than one way.
+      recompute: whether to recompute the logits for the gradients of a "mean" or "sum", too. This
+        takes a third more products and the least memory.
+      vocabulary_axis: the vocabulary dimension of w, 0 or 1. Neither layout is copied, and the
+        gradient has the layout of w.
+      axis_name: inside `jax.shard_map`, the mesh axis, or a tuple of axes, over whose devices the
+        vocabulary is sharded in equal parts, in order. w and bias are a device's shard; labels
+        refer to the whole vocabulary. Devices exchange three numbers per token (two for a mean or
+        sum).
+      token_axis_name: inside `jax.shard_map`, the mesh axis, or a tuple of axes, over whose devices
+        the tokens are sharded. A mean or sum is over the tokens of all devices.
+      chunk_bytes: bound on the stored logits at a time. For a loss alone, None selects 1/4 GiB. For
+        gradients in three products, None selects 1 GiB, or the size of w in float32 if that is
+        larger. For gradients in four products, None selects 224 MiB, or the size of x in float32 if
+        that is larger. A logit counts as 2 bytes, or 4 bytes for float32 and 8 bytes for float64.
+        In the forward pass, a chunk has at least one row.
+      precision: precision of every product; see `matmul`.
+      implementation: name of the implementation that must run every product; the call fails if the
+        implementation cannot. None selects an implementation.
+      batch_invariant: True, a number of tokens, False, or None; see `matmul`. The loss of each
+        token is then bit-equal whatever other tokens there are, and so are the rows of the gradient
+        of x for equal cotangents. Results that sum over tokens are not batch-invariant: gradients
+        of w and bias, and a "mean" or "sum" and its divisor. The logits of a chunk are stored, and
+        are recomputed for gradients, by vocab chunks selected for that number of tokens. On a CPU,
+        a soft_cap is not batch-invariant, because XLA's loops round tanh in different ways.
 
     Returns:
-      The loss, float32 (float64 for float64): a scalar, or of the shape of labels for "none".
+      The loss in float32 (float64 for float64): a scalar, or an array of the shape of labels for
+      "none".
 
     Raises:
-      TypeError: for operands or labels of other dtypes.
-      ValueError: for shapes that do not fit, numbers out of range, an unknown reduction or
-        implementation, an axis that is not a manual one here, operands that are divided over
-        explicit mesh axes inside of a `jax.shard_map` whose axes are named, or labels out of range,
-        where they are known when it is traced, and with batch_invariant for a vocabulary that
-        devices share, or products that only XLA runs. Of other labels the loss is NaN, and so are
-        the gradients.
+      TypeError: if operands or labels have other dtypes.
+      ValueError: if shapes do not match, numbers are out of range, a reduction or implementation is
+        unknown, an axis is not a manual axis here, or operands are sharded over explicit mesh axes
+        inside a `jax.shard_map` whose axes are named. Also if labels that are known at trace time
+        are out of range; for other labels out of range, the loss and the gradients are NaN. Also if
+        batch_invariant is set and the vocabulary is sharded, or only XLA can run a product.
 
     Numerics:
-      Logits accumulate as of `matmul` and are not rounded: soft cap, exponentials and sums are
-      computed in float32 (float64 for float64). What gradients are multiplied from is rounded once
-      to the dtype of x and w, to bfloat16 where that is float16, and so is x once more, times a
-      number for each token. Gradients of w and x accumulate in float32 over chunks too, and are
-      rounded at the end, those of a mean or sum before they are multiplied by the cotangent
-      (float32 is kept of float16 until then). The label's logit is computed apart, in float32,
-      where logits are not stored; on CUDA those of float32 operands take part in TF32 unless the
-      precision is HIGHEST. Exponentials are taken beside it; where a token's loss is above 60, its
-      chunk is done again beside the largest logits. Stored logits are taken beside their largest.
-      The same program on the same device gives the same bits each time.
+      - Logits accumulate as in `matmul` and are not rounded. The soft cap, exponentials and sums
+        are computed in float32 (float64 for float64).
+      - The operands of the gradient products are rounded once to the dtype of x and w, or to
+        bfloat16 if that dtype is float16. x times a number per token is also rounded to that dtype.
+      - Gradients of w and x accumulate in float32, also over chunks, and are rounded at the end.
+        For a mean or sum, gradients are rounded before the multiplication by the cotangent
+        (gradients of float16 stay float32 until then).
+      - If logits are not stored, the label's logit is computed separately in float32. On CUDA, the
+        logits of float32 operands use TF32 unless the precision is HIGHEST.
+      - Exponentials are shifted by the label's logit. If a token's loss is above 60, its chunk is
+        computed again with the row maximum. Stored logits are shifted by their maximum.
+      - The same program gives the same bits on the same device.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
@@ -188,41 +196,43 @@ def linear_log_prob(
     implementation: str | None = None,
     batch_invariant: bool | int | None = None,
 ):
-    """The log-probabilities of given tokens, from the logits of a linear layer.
+    """Log-probabilities of given tokens from a linear layer's logits, and optionally entropies.
 
         z[..., v] = sum over k of x[..., k] * w[v, k] + bias[v]
         log_prob[...] = z[..., labels] - lse(z)
         entropy[...] = lse(z) - sum over v of softmax(z)[..., v] * z[..., v]
 
-    with a soft_cap as for `linear_cross_entropy`, whose losses these are with the other sign; for
-    policy gradients, ratios of policies, and scores. They take one product, and their gradients
-    three more, which make the logits again by chunks of the vocabulary.
+    A soft_cap applies as in `linear_cross_entropy`. The log-probabilities are the negated losses of
+    `linear_cross_entropy`. They serve policy gradients, ratios of policies, and scores. The results
+    take one product. The gradients take three more products, which recompute the logits by vocab
+    chunks.
 
     Args:
-      x: as for `linear_cross_entropy`. A temperature divides it.
-      w: as for `linear_cross_entropy`.
-      labels: as for `linear_cross_entropy`: the tokens that were drawn.
-      bias: as for `linear_cross_entropy`.
-      soft_cap: as for `linear_cross_entropy`.
-      ignore_index: None, or a label of tokens of which everything is 0.
-      with_entropy: return the entropies, too.
-      vocabulary_axis: as for `linear_cross_entropy`.
-      axis_name: as for `linear_cross_entropy`.
-      chunk_bytes: as for `linear_cross_entropy`.
-      precision: as for `linear_cross_entropy`.
-      implementation: as for `linear_cross_entropy`.
-      batch_invariant: as for `linear_cross_entropy`, for entropies, too.
+      x: array of shape (..., k); see `linear_cross_entropy`. Divide x by the temperature.
+      w: array of shape (vocabulary, k); see `linear_cross_entropy`.
+      labels: the drawn tokens, integers of shape (...); see `linear_cross_entropy`.
+      bias: None, or an array of shape (vocabulary,); see `linear_cross_entropy`.
+      soft_cap: None, or the bound of the magnitude of logits; see `linear_cross_entropy`.
+      ignore_index: None, or a label whose tokens have results of 0.
+      with_entropy: whether to return the entropies, too.
+      vocabulary_axis: the vocabulary dimension of w; see `linear_cross_entropy`.
+      axis_name: mesh axes over which the vocabulary is sharded; see `linear_cross_entropy`.
+      chunk_bytes: bound on the stored logits at a time; see `linear_cross_entropy`.
+      precision: precision of every product; see `linear_cross_entropy`.
+      implementation: name of an implementation; see `linear_cross_entropy`.
+      batch_invariant: whether results, including entropies, are batch-invariant; see
+        `linear_cross_entropy`.
 
     Returns:
-      The log-probabilities, of the shape of labels and float32 (float64 for float64); with_entropy
-      a pair of these and the entropies, alike.
+      The log-probabilities, of the shape of labels, in float32 (float64 for float64). With
+      with_entropy, a pair of the log-probabilities and the entropies.
 
     Raises:
-      TypeError: as `linear_cross_entropy` does.
-      ValueError: as `linear_cross_entropy` does.
+      TypeError: under the conditions of `linear_cross_entropy`.
+      ValueError: under the conditions of `linear_cross_entropy`.
 
     Numerics:
-      As of `linear_cross_entropy`. Both results are differentiable, in reverse mode, as of it.
+      The rules of `linear_cross_entropy` apply. Both results are differentiable in reverse mode.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm

@@ -1,4 +1,4 @@
-"""The public `linear_top_k`: the largest logits of a vocabulary, which are never all in memory."""
+"""Public `linear_top_k`: the largest logits of a vocabulary, without storing all logits."""
 
 import functools
 from collections.abc import Callable
@@ -43,46 +43,46 @@ def linear_top_k(
     implementation: str | None = None,
     batch_invariant: bool | int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The largest logits of a linear layer and where they are, of logits that are never all kept.
+    """Largest logits of a linear layer and their indices, without storing all logits.
 
         z[..., v] = sum over d of x[..., d] * w[v, d] + bias[v]
         z = soft_cap * tanh(z / soft_cap), if there is a soft_cap
         values, indices = jax.lax.top_k(z, k)
 
-    for sampling, and as the targets of a distillation. The vocabulary is gone through in chunks: of
-    each the largest logits join those before.
+    The results serve sampling and the targets of a distillation. The vocabulary is processed in
+    chunks; the largest logits of each chunk are merged with the largest logits of previous chunks.
 
     Args:
       x: array of shape (..., d), of float16, bfloat16, float32 or float64.
-      w: array of shape (vocabulary, d), or with a vocabulary_axis of 1 (d, vocabulary).
-      k: how many, from 1 up to the vocabulary.
-      bias: as for `linear_cross_entropy`.
-      soft_cap: as for `linear_cross_entropy`.
-      vocabulary_axis: as for `linear_cross_entropy`.
-      axis_name: as for `linear_cross_entropy`: k is that of the whole vocabulary, and so are the
-        indices. Each device's k largest are exchanged.
-      chunk_bytes: the most that is stored of the logits at a time, in float32 (float64 for
-        float64); None takes a quarter of a gibibyte. A chunk has k columns at least.
-      precision: as for `matmul`.
-      implementation: as for `matmul`.
-      batch_invariant: as for `matmul`: the values and indices of a token are the same, bit by bit,
-        whatever other tokens there are. Derivatives, and on a CPU a soft_cap, are not covered.
+      w: array of shape (vocabulary, d), or (d, vocabulary) with vocabulary_axis=1.
+      k: number of logits to return, from 1 to the size of the vocabulary.
+      bias: None, or an array of shape (vocabulary,); see `linear_cross_entropy`.
+      soft_cap: None, or the bound of the magnitude of logits; see `linear_cross_entropy`.
+      vocabulary_axis: the vocabulary dimension of w; see `linear_cross_entropy`.
+      axis_name: mesh axes over which the vocabulary is sharded; see `linear_cross_entropy`. k and
+        the indices refer to the whole vocabulary. Devices exchange their k largest logits.
+      chunk_bytes: bound on the stored logits at a time, in float32 (float64 for float64). None
+        selects 1/4 GiB. A chunk has at least k columns.
+      precision: precision of the products; see `matmul`.
+      implementation: name of an implementation; see `matmul`.
+      batch_invariant: whether the values and indices of a token are bit-equal whatever other tokens
+        there are; see `matmul`. Derivatives are not batch-invariant; on a CPU, a soft_cap is not,
+        either.
 
     Returns:
-      The values, of shape (..., k) and float32 (float64 for float64), from the largest one down,
-      and the indices, int32. Of equal logits those with lower indices come first. NaN is as large
-      as `jax.lax.top_k` takes it to be, larger than all else.
+      The values in descending order, of shape (..., k), in float32 (float64 for float64), and the
+      indices, in int32. Equal logits are ordered by index. NaN counts as larger than all numbers,
+      as in `jax.lax.top_k`.
 
     Raises:
-      TypeError: for operands of other dtypes.
-      ValueError: for shapes that do not fit, a k or another number out of range, an unknown
-        implementation, an axis that is not a manual one here, or operands that are divided over
-        explicit mesh axes.
+      TypeError: if operands have other dtypes.
+      ValueError: if shapes do not match, k or another number is out of range, an implementation is
+        unknown, an axis is not a manual axis here, or operands are sharded over explicit mesh axes.
 
     Numerics:
-      Logits accumulate as of `matmul` and are not rounded. The derivatives of the values by x, w
-      and bias are those of the chosen logits, computed from rows of w in float32 (float64 for
-      float64); indices have none.
+      Logits accumulate as in `matmul` and are not rounded. The derivatives of the values with
+      respect to x, w and bias are the derivatives of the selected logits, computed from rows of w
+      in float32 (float64 for float64). Indices have no derivatives.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm

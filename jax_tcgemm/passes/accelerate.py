@@ -1,4 +1,4 @@
-"""The public `accelerate`."""
+"""Public `accelerate`."""
 
 import functools
 from collections.abc import Callable, Hashable
@@ -17,63 +17,67 @@ _MOST_PROGRAMS = 64
 
 
 def accelerate(fn: Callable, *, wide: bool = False, losses: bool | None = None) -> Callable:
-    """Runs a function with its products as ours, and what follows them as their epilogues.
+    """Rewrite a function so that its products run on this library, with fused epilogues.
 
         out = f(lax.dot_general(a, b), *operands)    becomes one call
 
-    where f is elementwise: a bias, an activation, a residual, a mask, a conversion, and in a
-    backward pass the derivative of an activation. The function is traced, and in its program each
-    `lax.dot_general`, under whatever name it was called, becomes a product of this library,
-    together with the elementwise equations that follow it where there is one place in the program
-    for all of them; `lax.ragged_dot` becomes `jax_tcgemm.ragged_dot_general`. The program may be
-    one that JAX has differentiated already::
+    Here, f is elementwise: a bias, an activation, a residual, a mask, a conversion, or, in a
+    backward pass, the derivative of an activation. `accelerate` traces the function. In the jaxpr,
+    each `lax.dot_general`, under whatever name it was called, becomes a product of this library,
+    together with the elementwise equations that follow and can run at one place in the program.
+    `lax.ragged_dot` becomes `jax_tcgemm.ragged_dot_general`. The function may contain derivatives::
 
         step = jax.jit(jax_tcgemm.accelerate(train_step))
 
-    Two products of one operand are one call where elementwise equations need an element of each,
-    as a gate and what it gates; so are the halves of one product, as of stacked weights. Sums,
-    maxima and minima over whole rows or columns of what an epilogue computes are results of its
-    call, unless a loop of XLA's reads the same and may compute them on its way.
+    Two products of one operand become one call if an elementwise equation needs an element of each
+    product, such as a gate and up. The two halves of one product, as of stacked weights, are
+    handled in the same way. Sums, maxima and minima over whole rows or columns of an epilogue's
+    values become results of the call, unless an XLA loop reads the same values and can compute the
+    reduction.
 
-    A product that is only the logits of a loss is not made: the loss, however it is written, and
-    its gradients are those of `jax_tcgemm.linear_cross_entropy`, from a size on.
+    A product that is only the logits of a loss is not computed: above a certain size,
+    `jax_tcgemm.linear_cross_entropy` computes the loss, in whatever form it is written, and its
+    gradients.
 
-    Looked into are jit, scan, while, cond, remat, shard_map, functions with derivatives of their
-    own, and what a `jax.custom_vjp` still has to do for its derivatives; the rules of a
-    `jax.custom_jvp` stay as they are. So do the bodies of Pallas kernels, what has effects, and
-    remat with a policy that is still to be differentiated, since a policy tells primitives apart.
-    What cannot be rewritten runs as it was. No product is computed twice, but logits of losses
-    whose gradients, or whose largest ones, need them again, and none is left out.
+    `accelerate` rewrites inside jit, scan, while, cond, remat, shard_map, functions with custom
+    derivatives, and the functions that a `jax.custom_vjp` still runs for its derivatives. These
+    stay unchanged: the rules of a `jax.custom_jvp`, the bodies of Pallas kernels, functions with
+    effects, and a remat with a policy that is still to be differentiated (a policy distinguishes
+    primitives). Code that cannot be rewritten runs unchanged. No product is computed twice, except
+    logits of losses whose gradients or maxima need the logits again. No product is omitted.
 
-    Whether a kernel computes an epilogue is decided where the program is lowered: only where that
-    should take less time than the bare product and what XLA makes of the rest. Everywhere else it
-    runs as those, and a product alone on a GPU by XLA, but where another one was measured to be
-    faster or rows do not begin on 16 bytes. `jax_tcgemm.explain` shows each group, and why.
+    At lowering, a kernel is selected for an epilogue only if the fused kernel has a shorter
+    estimated time than the bare product and XLA's loop for the rest. Otherwise, the bare product
+    runs and XLA computes the epilogue. A product without an epilogue runs on XLA on a GPU, unless
+    another implementation was measured to be faster or rows are not 16-byte aligned.
+    `jax_tcgemm.explain` shows each fused group and the reason.
 
-    It composes with `jax.grad`, `jax.vmap` and `jax.jit` around it and inside of it. The
-    derivatives of a loss are best taken inside, as above: then they are accelerated, too.
+    `accelerate` composes with `jax.grad`, `jax.vmap` and `jax.jit`, outside and inside. Compute the
+    derivatives of a loss inside, as above, so that the derivatives are accelerated, too.
 
     Args:
-      fn: a function that JAX can trace. Arguments that are arrays are traced; Python's own numbers
-        and everything else that is no array it gets as they are. As for `jax.jit` it must be pure:
-        it is traced once for the types of the arrays, and the others.
-      wide: compute epilogues in float32 from the accumulator to their results: what the function
-        rounds to narrower floats in between is not rounded, and neither is the product.
-      losses: whether to make losses without their logits; None does so where JAX has one device,
-        and in a `jax.shard_map` over all axes. Elsewhere tokens may be divided over automatic mesh
-        axes, which would have each chunk's gradient of the weights summed over devices.
+      fn: a function that JAX can trace. Array arguments are traced; Python numbers and all other
+        arguments are passed unchanged. As for `jax.jit`, fn must be pure: fn is traced once for
+        each combination of array types and other arguments.
+      wide: whether to compute epilogues in float32 from the accumulator to the results.
+        Intermediate roundings to narrower floats are then omitted, including the rounding of the
+        product.
+      losses: whether to compute losses without storing logits. None does so if JAX has one device,
+        and in a `jax.shard_map` over all axes. In other programs, tokens may be sharded over
+        automatic mesh axes, and each chunk's gradient of the weights would be summed over devices.
 
     Returns:
-      A function of the same arguments and results.
+      A function with the arguments and results of fn.
 
     Raises:
-      TypeError: when `fn` is no function, `wide` no truth value, or `losses` neither one nor None.
+      TypeError: if `fn` is not a function, `wide` is not a bool, or `losses` is neither a bool nor
+        None.
 
     Numerics:
-      Those of the function, with its products summed as by `jax_tcgemm.dot_general`: every rounding
-      to a narrower dtype that the program has stays where it is. With `wide` they are fewer, and
-      the results of an epilogue are each rounded once. Sums that are results of a call are added up
-      in float32 at least, eight numbers first.
+      Products accumulate as in `jax_tcgemm.dot_general`. Every rounding of the program to a
+      narrower dtype stays. With `wide`, the results of an epilogue are rounded once, and
+      intermediate values are not rounded. Sums that are results of a call accumulate in float32 or
+      wider; groups of eight numbers are added first.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm

@@ -1,4 +1,4 @@
-"""The public `batch_invariant`: rows that do not depend on one another, for a part of a program."""
+"""Public `batch_invariant`: batch-invariant products for a part of a program."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,31 +9,35 @@ from jax_tcgemm.system.invariance import invariance
 
 @contextlib.contextmanager
 def batch_invariant(rows: bool | int = True) -> Iterator[None]:
-    """Has the bits of each row of a product depend on that row and the weights alone, in a block.
+    """Make products batch-invariant in a `with` block or a decorated function.
 
-    Not on how many rows there are, on their order, on the sizes of groups, or on how rows are
-    divided over devices. It is the default of the argument `batch_invariant` of `matmul`,
-    `dot_general`, `linear`, `gated_linear`, `mlp`, `ragged_dot`, `ragged_dot_general`,
-    `gated_ragged_linear`, `linear_log_prob`, `linear_cross_entropy` and `linear_top_k`, and so of
-    what `patch` turns into these. Calls that name an implementation have that one, and what has no
-    such argument is as it was: contractions, BLAS, collectives and what `accelerate` finds.
+    The bits of each row of a product then depend on that row and the weights alone, not on the
+    number of rows, their order, the group sizes, or the sharding of rows over devices.
 
-    What counts is where a function is traced. JAX's caches tell apart what was traced inside and
-    outside. It also decorates a function. Other threads are not affected.
+    The block sets the default of the argument `batch_invariant` of `matmul`, `dot_general`,
+    `linear`, `gated_linear`, `mlp`, `ragged_dot`, `ragged_dot_general`, `gated_ragged_linear`,
+    `linear_log_prob`, `linear_cross_entropy` and `linear_top_k`, and thereby of the products that
+    `patch` replaces. Calls that name an implementation use that implementation. Functions without
+    such an argument are not affected: contractions, BLAS, collectives and the products that
+    `accelerate` rewrites.
+
+    The setting applies where a function is traced. JAX's caches distinguish functions traced inside
+    the block from functions traced outside. Other threads are not affected.
 
     Args:
-      rows: for how many rows the config is chosen that then runs any number of them; True takes
-        4096, and False undoes an outer block. Rows have the same bits as others of the same number.
+      rows: the number of rows for which a config is selected; the config then runs any number of
+        rows. True means 4096, and False cancels an outer block. Programs with equal `rows` give
+        equal bits.
 
     Returns:
-      A context manager, which is also a decorator.
+      A context manager that is also a decorator.
 
     Raises:
-      TypeError: when `rows` is neither a flag nor a number.
-      ValueError: when it is a number below 2, and from a product in the block that only XLA runs.
+      TypeError: if `rows` is neither a bool nor an integer.
+      ValueError: if `rows` is below 2, or if only XLA can run a product in the block.
 
     Numerics:
-      Those of the products, each by one config with one order of sums.
+      Each product is computed with one config and one order of summation.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm

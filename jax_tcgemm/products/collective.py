@@ -1,4 +1,4 @@
-"""The public `all_gather_matmul` and `matmul_reduce_scatter`, for use inside `jax.shard_map`."""
+"""Public `all_gather_matmul` and `matmul_reduce_scatter`, for use inside `jax.shard_map`."""
 
 import jax
 from jax import lax
@@ -25,40 +25,40 @@ def all_gather_matmul(
     preferred_element_type=None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Gathers the rows of x from every device of a mesh axis and multiplies them by w.
+    """Gather the rows of x from every device of a mesh axis and multiply the rows by w.
 
         out = all_gather(x, rows) @ w
 
-    for use inside `jax.shard_map`, where every device has other rows of x and, as a rule, other
-    columns of w: the first half of a tensor-parallel MLP. While the other devices' rows are on
-    their way, this one multiplies its own, so that only what takes longer than that is waited for.
-    On an axis of one device it is the plain product. It can be differentiated any number of times,
-    forwards and backwards, and batched by `jax.vmap`; the gradient of x is a
-    `matmul_reduce_scatter`, and the gathered x is kept for that of w (unless `jax.checkpoint` says
-    otherwise).
+    The function runs inside `jax.shard_map`, where each device has different rows of x and usually
+    different columns of w, as in the first half of a tensor-parallel MLP. While the rows of other
+    devices arrive, the device multiplies its own rows; only transfer time beyond that product is
+    exposed. On an axis of one device, the function is a plain product.
+
+    The function can be differentiated any number of times, in forward and reverse mode, and batched
+    by `jax.vmap`. The gradient of x is a `matmul_reduce_scatter`. The gathered x is stored for the
+    gradient of w (unless `jax.checkpoint` says otherwise).
 
     Args:
-      x: this device's rows, an array of shape (..., m, k).
-      w: this device's matrix, of shape (k, n).
+      x: the device's rows, an array of shape (..., m, k).
+      w: the device's matrix, of shape (k, n).
       axis_name: the mesh axis, or a tuple of axes, of `s` devices.
-      chunks: pieces in which a shard is moved; it must divide m. More than one helps where moving a
-        shard takes longer than multiplying one, and costs the efficiency of smaller products. None
-        is 1, and 2 for the gradient, where m is even.
-      precision: as of `jax_tcgemm.matmul`.
-      preferred_element_type: dtype of the result; None takes what the dtypes of x and w promote to.
-      implementation: as of `jax_tcgemm.matmul`; gradients inherit it.
+      chunks: number of chunks in which a shard is sent; must divide m. More than one chunk helps if
+        sending a shard takes longer than multiplying a shard, but smaller products are less
+        efficient. None means 1, or 2 for the gradient if m is even.
+      precision: precision of the product; see `matmul`.
+      preferred_element_type: dtype of the result. None selects the dtype that x and w promote to.
+      implementation: name of an implementation; see `matmul`. Gradients inherit the implementation.
 
     Returns:
-      Array of shape (..., s * m, n), the rows in the order of the devices.
+      Array of shape (..., s * m, n), with rows in the order of the devices.
 
     Raises:
-      TypeError: for operands that are not numeric arrays.
-      ValueError: for shapes that do not fit, chunks that do not divide m, an axis that is not a
-        manual one here, or an unknown implementation.
+      TypeError: if operands are not numeric arrays.
+      ValueError: if shapes do not match, chunks does not divide m, the axis is not a manual axis
+        here, or an implementation is unknown.
 
     Numerics:
-      As `jax_tcgemm.matmul`; the result is the same, bit for bit, on every device that has the
-      same w.
+      The rules of `matmul` apply. Devices with equal w get bit-equal results.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
@@ -93,40 +93,43 @@ def matmul_reduce_scatter(
     preferred_element_type=None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Multiplies by w, sums over every device of a mesh axis and leaves each its rows of the sum.
+    """Multiply x by w, sum over the devices of a mesh axis, and scatter the rows of the sum.
 
         out = psum_scatter(x @ w, rows)
 
-    for use inside `jax.shard_map`, where every device has other columns of x and rows of w: the
-    second half of a tensor-parallel MLP. The rows are multiplied in pieces, each with rows for
-    every device, and a piece is sent while the next one is multiplied. On an axis of one device it
-    is the plain product. It can be differentiated any number of times, forwards and backwards, and
-    batched by `jax.vmap`; the gradient of x is an `all_gather_matmul`, whose gathered rows serve
-    that of w, too.
+    The function runs inside `jax.shard_map`, where each device has different columns of x and rows
+    of w, as in the second half of a tensor-parallel MLP. The rows are multiplied in chunks; each
+    chunk has rows for every device. One chunk is sent while the next chunk is multiplied. On an
+    axis of one device, the function is a plain product.
+
+    The function can be differentiated any number of times, in forward and reverse mode, and batched
+    by `jax.vmap`. The gradient of x is an `all_gather_matmul`, whose gathered rows are also used
+    for the gradient of w.
 
     Args:
       x: array of shape (..., s * m, k).
       w: array of shape (k, n).
       axis_name: the mesh axis, or a tuple of axes, of `s` devices.
-      chunks: pieces in which the rows for one device are multiplied and moved; it must divide m.
-        The last one's transfer is not hidden. None is 2 where m is even, and 1 for the gradient.
-      precision: as of `jax_tcgemm.matmul`.
-      preferred_element_type: dtype of the result, and of what is sent; None takes what the dtypes
-        of x and w promote to.
-      implementation: as of `jax_tcgemm.matmul`; gradients inherit it.
+      chunks: number of chunks in which the rows for one device are multiplied and sent; must divide
+        m. The transfer of the last chunk is exposed. None means 2 if m is even (else 1), and 1 for
+        the gradient.
+      precision: precision of the product; see `matmul`.
+      preferred_element_type: dtype of the result and of the data sent. None selects the dtype that
+        x and w promote to.
+      implementation: name of an implementation; see `matmul`. Gradients inherit the implementation.
 
     Returns:
-      Array of shape (..., m, n): the rows, of the sum, that belong to this device.
+      Array of shape (..., m, n), the rows of the sum that belong to this device.
 
     Raises:
-      TypeError: for operands that are not numeric arrays.
-      ValueError: for shapes that do not fit, rows that s * chunks does not divide, an axis that is
-        not a manual one here, or an unknown implementation.
+      TypeError: if operands are not numeric arrays.
+      ValueError: if shapes do not match, s * chunks does not divide the rows, the axis is not a
+        manual axis here, or an implementation is unknown.
 
     Numerics:
-      As `jax_tcgemm.matmul` for each device's product, which is rounded to the result's dtype;
-      their sum, in float32 for 16-bit types, is rounded once more. The same program gives the same
-      bits each time.
+      Each device's product follows `matmul` and is rounded to the result's dtype. The sum over
+      devices is computed in float32 for 16-bit dtypes and rounded once more. The same program gives
+      the same bits.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm

@@ -1,4 +1,4 @@
-"""The public `combine_rows`: what puts the outputs of a token's experts together."""
+"""Public `combine_rows`: weighted sum of the expert outputs of each token."""
 
 import jax
 import jax.numpy as jnp
@@ -17,37 +17,41 @@ def combine_rows(
     unique_indices: bool = False,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Weighted sums of rows, which are taken through indices.
+    """Weighted sums of rows, selected by indices.
 
         out[t] = sum over j of weights[t, j] * rows[indices[t, j]]
 
     This is the last step of a mixture of experts: `rows` are the outputs of the experts, sorted by
-    expert, and `indices[t]` says where those of token t are. It is the scatter-add of weighted
-    outputs to their tokens, read from the side of the tokens, so that nothing is added in an order
-    that depends on the run; its gradient for `rows` scatters in the same way.
+    expert, and `indices[t]` are the rows of token t. The function replaces the scatter-add of
+    weighted outputs to tokens. The function gathers instead of scattering, so the order of
+    additions never varies between runs. The gradient of `rows` scatters in the same deterministic
+    way.
 
     Args:
       rows: floating-point array of shape (r, n).
-      indices: integers of shape (t, j). One that is no row of `rows` adds nothing.
-      weights: None, for plain sums, or an array of shape (t, j).
-      unique_indices: a promise that no row is taken twice, as of a mixture of experts; its gradient
-        for `rows` then needs no sort. Without it being true that gradient is undefined.
-      implementation: "simt" (on a GPU), "host" or "xla", which then runs it or the call fails; None
-        selects one, and `jax_tcgemm.explain` says which. Derivatives inherit it.
+      indices: integers of shape (t, j). An index outside `rows` adds nothing.
+      weights: None for plain sums, or an array of shape (t, j).
+      unique_indices: a promise that no index occurs twice, as in a mixture of experts. The gradient
+        of `rows` then needs no sort. If the promise is wrong, the gradient is undefined.
+      implementation: "simt" (on a GPU), "host" or "xla", which must run the call; the call fails if
+        the implementation cannot. None selects an implementation, which `jax_tcgemm.explain`
+        reports. Derivatives inherit the implementation.
 
     Returns:
       Array of shape (t, n), of the dtype of `rows`.
 
     Raises:
-      TypeError: for rows or weights that are not floating point, and indices that are not integers.
-      ValueError: for shapes that do not fit, an unknown implementation, or, when the program is
-        lowered, an implementation that was asked for by name and cannot run it.
+      TypeError: if rows or weights are not floating point, or indices are not integers.
+      ValueError: if shapes do not match or an implementation is unknown. Also, at lowering, if the
+        named implementation cannot run the call.
 
     Numerics:
-      Sums are kept in float32 (float64 for float64) in the order of j, weights are float32, and the
-      result is rounded once. The gradient for `weights` is a product of rows, summed in float32;
-      that for `rows` adds, where a row is taken more than once, in the order of (t, j), or "xla" in
-      that of a tree. The same program gives the same bits each time.
+      - Sums accumulate in float32 (float64 for float64) in the order of j, with float32 weights,
+        and the result is rounded once.
+      - The gradient of `weights` is a product of rows, summed in float32.
+      - The gradient of `rows` adds repeated indices in the order of (t, j); "xla" adds them in a
+        tree.
+      - The same program gives the same bits.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm

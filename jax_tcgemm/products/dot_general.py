@@ -1,4 +1,4 @@
-"""The public `dot_general`."""
+"""Public `dot_general`."""
 
 from collections.abc import Callable, Sequence
 from operator import index
@@ -30,61 +30,53 @@ def dot_general(
     config: str | None = None,
     batch_invariant: bool | int | None = None,
 ):
-    """A drop-in for `jax.lax.dot_general`: contracts and batches any dimensions of two arrays.
+    """Contraction over any dimensions of two arrays: a drop-in for `jax.lax.dot_general`.
 
         out[b..., m..., n...] = sum over k... of lhs[b..., m..., k...] * rhs[b..., k..., n...]
 
-    for any order of each operand's dimensions. No operand is copied to be transposed: the order of
-    its dimensions becomes strides, wherever they can say it. It can be differentiated any number of
-    times, batched by `jax.vmap`, and used in jit, scan, while, cond, remat, shard_map and
-    `jax.export`; every derivative is made of the same products.
+    The dimensions of each operand may be in any order. The kernel reads an operand through its
+    strides instead of transposing it, unless strides cannot express the order.
+
+    `dot_general` can be differentiated any number of times, batched by `jax.vmap`, and used in jit,
+    scan, while, cond, remat, shard_map and `jax.export`. Every derivative consists of such
+    products.
 
     Args:
       lhs: array of any shape and numeric dtype, or a `QuantizedArray`.
-      rhs: array of any shape and numeric dtype; unlike dtypes go together as in `lax.dot_general`.
-        Or a `QuantizedArray`.
+      rhs: array of any shape and numeric dtype, or a `QuantizedArray`. Different dtypes combine as
+        in `lax.dot_general`.
       dimension_numbers: `((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))`.
-      precision: None (which takes `jax.default_matmul_precision`), a `lax.Precision` or its name, a
-        pair of them, or a `lax.DotAlgorithmPreset` or its name. See Numerics.
-      preferred_element_type: dtype of the result; None takes the operands', or of quantised ones
-        that of their scales.
+      precision: None (uses `jax.default_matmul_precision`), a `lax.Precision` or its name, a pair
+        of these, or a `lax.DotAlgorithmPreset` or its name; see Numerics.
+      preferred_element_type: dtype of the result. None selects the dtype of the operands, or of the
+        scales of quantized operands.
       out_sharding: sharding of the result, for meshes with explicit axes.
-      epilogue: None, or a function of the product, any that JAX can trace; as for `matmul`.
-      epilogue_operands: arrays that it takes after the product; as for `matmul`.
-      implementation: name of an implementation (`jax_tcgemm.info()` lists them), which then runs
-        the product or the call fails; None selects one, and `jax_tcgemm.explain` says which.
-        Derivatives inherit it.
-      config: a config of that implementation; None selects one. Derivatives do not inherit it.
-      batch_invariant: True has the bits of a row depend on nothing but that row and rhs;
-        as for `matmul`. Derivatives inherit it.
+      epilogue: None, or a function of the product that JAX can trace; see `matmul`.
+      epilogue_operands: arrays that the epilogue receives after the product; see `matmul`.
+      implementation: name of the implementation that must run the product (`jax_tcgemm.info()`
+        lists the names); the call fails if the implementation cannot. None selects an
+        implementation, which `jax_tcgemm.explain` reports. Derivatives inherit the implementation.
+      config: name of a config of that implementation. None selects a config. Derivatives do not
+        inherit the config.
+      batch_invariant: True makes the bits of a row of the result depend on that row of lhs and on
+        rhs alone; see `matmul`. Derivatives inherit the setting.
 
     Returns:
-      The result: batch dimensions in the order given, then the other dimensions of lhs, then those
-      of rhs. With an epilogue, what that returns.
+      The result. Its dimensions are the batch dimensions in the given order, the remaining
+      dimensions of lhs, and the remaining dimensions of rhs. With an epilogue, the results of the
+      epilogue.
 
     Raises:
-      TypeError: for operands that are not numeric arrays or dtypes that do not go together, and for
-        an epilogue that is no function or returns something else than arrays.
-      ValueError: for dimension numbers or shapes that do not fit (a TypeError, too, as of
-        `lax.dot_general`), a dimension over 2**31 - 1, an unknown implementation or config, an
-        epilogue together with a preferred_element_type, or, when the program is lowered, an
-        implementation that was asked for by name and cannot run the product, with the rule that
-        stops it.
+      TypeError: if operands are not numeric arrays, dtypes do not combine, or the epilogue is not a
+        function or returns something other than arrays.
+      ValueError: if dimension numbers or shapes do not match (the exception is a TypeError, too, as
+        in `lax.dot_general`), a dimension exceeds `2**31 - 1`, an implementation or config is
+        unknown, or an epilogue is combined with preferred_element_type. Also, at lowering, if the
+        named implementation cannot run the product; the message says which rule was violated.
 
     Numerics:
-      float16 and bfloat16 are multiplied exactly and accumulated in float32 (in float16 under the
-      preset F16_F16_F16), and rounded once. float32 and complex64 use TF32 on CUDA, as XLA does,
-      unless the precision is HIGHEST, or BF16_BF16_F32_X3, _X6, _X9 or TF32_TF32_F32_X3: then each
-      number is a sum of parts of bfloat16 or TF32, whose products are added in float32, all but
-      some that are at most 2**-15, 2**-24, 0 or 2**-21 of |A| |B|. On CPU they are always float32,
-      or such sums where an implementation was asked for by name. float64 and complex128
-      accumulate in float64. int8 and uint8 accumulate in int32; a narrower integer result is that
-      sum modulo its width. float8_e4m3fn and float8_e5m2, also one by the other, are multiplied
-      exactly and accumulated in float32: on Hopper, whose tensor core keeps 14 bits of mantissa of
-      their sums, these leave it every 128 of K, unless the precision is
-      `lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM`. The same program on the same device
-      gives the same bits each time. What no implementation covers, such as int32, goes to XLA's own
-      dot, and `explain` says so. Quantised operands are multiplied as by `matmul`.
+      Accumulators, rounding and quantized operands follow `matmul`. The same program gives the same
+      bits on the same device.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm
@@ -134,7 +126,7 @@ def dot_general(
 
 
 def canonical_dimension_numbers(op: str, dimension_numbers, lhs, rhs):
-    """Dimension numbers as tuples; raises TypeError or ValueError where they do not fit."""
+    """Return dimension numbers as tuples; raise TypeError or ValueError where they do not match."""
     try:
         if not isinstance(dimension_numbers, list | tuple):
             raise TypeError

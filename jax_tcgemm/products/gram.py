@@ -1,4 +1,4 @@
-"""The public `gram`: symmetric products, of which half is computed."""
+"""Public `gram`: symmetric products that compute half of the tiles."""
 
 import dataclasses
 import functools
@@ -39,42 +39,44 @@ def gram(
     implementation: str | None = None,
     config: str | None = None,
 ):
-    """The Gram matrix of the rows of x, or of its columns, scaled and added to a symmetric matrix.
+    """Gram matrix of the rows or columns of x, scaled, plus a scaled symmetric matrix.
 
         out[..., i, j] = alpha * sum over k of x[..., i, k] * x[..., j, k] + beta * c[..., i, j]
 
-    or, with `transpose`, of x[..., k, i] * x[..., k, j]. On a GPU of compute capability 9.0 only
-    tiles on and below the diagonal are computed, and those below are stored a second time,
-    transposed: nearly half the work of `matmul(x, x.T)`, which is recognized in a jitted program
-    and computed so, too. Elsewhere `gram` is such a product.
+    With `transpose`, the sum is over x[..., k, i] * x[..., k, j].
+
+    On a GPU of compute capability 9.0, the kernel computes only the tiles on and below the
+    diagonal, and stores the tiles below the diagonal a second time, transposed. This saves nearly
+    half the work of `matmul(x, x.T)`. A jitted program's `matmul(x, x.T)` is recognized and
+    computed in the same way. On other devices, `gram` is a plain product.
 
     Args:
       x: array of shape (..., n, k), or (..., k, n) with `transpose`, of any numeric dtype.
-      transpose: whether the columns of x are multiplied, x.T @ x.
+      transpose: whether to multiply the columns of x, x.T @ x.
       alpha: a number or a 0-D array.
       beta: a number or a 0-D array.
-      c: None, or an array of shape (..., n, n) whose matrices are symmetric, which is not checked:
-        of others, elements above the diagonal are unspecified. It is not read if beta is the number
-        0.
-      precision: as for `matmul`.
-      preferred_element_type: dtype of the result; None takes that of x.
+      c: None, or an array of shape (..., n, n) of symmetric matrices. Symmetry is not checked; for
+        other matrices, elements of the result above the diagonal are unspecified. c is not read if
+        beta is the number 0.
+      precision: precision of the product; see `matmul`.
+      preferred_element_type: dtype of the result. None selects the dtype of x.
       out_sharding: sharding of the result, for meshes with explicit axes.
-      implementation: as for `matmul`.
-      config: as for `matmul`.
+      implementation: name of an implementation; see `matmul`.
+      config: name of a config of that implementation; see `matmul`.
 
     Returns:
-      An array of shape (..., n, n). In float16, bfloat16 and float32 (as TF32) each matrix equals
-      its own transpose bit for bit where half is computed.
+      An array of shape (..., n, n). Where half is computed in float16, bfloat16 or float32 (as
+      TF32), each matrix is bit-equal to its transpose.
 
     Raises:
-      TypeError: for operands that are no numeric arrays.
-      ValueError: for an x of fewer than two dimensions, a c of another shape or that is missing
-        beside a beta other than 0, an alpha or a beta that is no scalar, and as `matmul` does.
+      TypeError: if operands are not numeric arrays.
+      ValueError: if x has fewer than two dimensions, c has another shape, c is missing and beta is
+        not 0, alpha or beta is not a scalar, or under the conditions of `matmul`.
 
     Numerics:
-      Those of `matmul`: accumulators are scaled and c is added in float32 (float64 for float64),
-      and the result is rounded once. The derivative with respect to x is one product, of the
-      cotangent and its transpose.
+      The rules of `matmul` apply. Accumulators are scaled and c is added in float32 (float64 for
+      float64), and the result is rounded once. The derivative with respect to x is one product,
+      with the sum of the cotangent and its transpose.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm

@@ -1,4 +1,4 @@
-"""The public `linear` and `gated_linear`: products with what follows them in a layer."""
+"""Public `linear` and `gated_linear`: products with the epilogue of a layer."""
 
 from collections.abc import Callable, Sequence
 
@@ -46,66 +46,72 @@ def linear(
     config: str | None = None,
     batch_invariant: bool | int | None = None,
 ):
-    """A layer: a product, a bias, an activation and a residual, in one kernel where there is one.
+    """Linear layer with bias, activation and residual, fused into one kernel where possible.
 
         out[..., n] = f(alpha * sum over k of x[..., k] * w[k, n] + bias) + residual
 
-    It can be differentiated any number of times, batched by `jax.vmap`, and used in jit, scan and
-    remat. Its first derivatives are made of plain products, with the activation's derivative
-    between them; for them the layer keeps its pre-activation. `mlp` fuses that derivative, too.
-    Where no implementation takes the whole layer as one call, it runs as a product and what XLA
-    makes of the rest, and `jax_tcgemm.explain` says so.
+    `linear` can be differentiated any number of times, batched by `jax.vmap`, and used in jit, scan
+    and remat. First derivatives consist of plain products with the activation's derivative between
+    them, for which the layer stores the pre-activation. `mlp` fuses the activation's derivative,
+    too. If no implementation supports the whole layer, a product runs, XLA computes the rest, and
+    `jax_tcgemm.explain` reports the reason.
 
     Args:
-      x: array of shape (..., k), of any number of dimensions from 1 up, or a `QuantizedArray`.
-      w: array of shape (k, ...), mostly (k, n), a `QuantizedArray` or a `PackedWeight`.
-      bias: None, or an array that broadcasts to the result: (n,) for a number for each column,
-        (m, 1) for one for each row.
-      activation: None, "relu", "relu2" (the square of it), "gelu" (or "gelu_tanh"), "gelu_erf",
-        "silu", "sigmoid", "tanh", "leaky_relu" (of slope 0.01), or jax.nn's function of that name.
-      residual: None, or an array that broadcasts to the result; of the same shape nothing is
-        copied.
+      x: array of shape (..., k) with at least one dimension, or a `QuantizedArray`.
+      w: array of shape (k, ...), usually (k, n), a `QuantizedArray` or a `PackedWeight`.
+      bias: None, or an array that broadcasts to the result. Shape (n,) gives one value per column,
+        shape (m, 1) gives one value per row.
+      activation: None, "relu", "relu2" (the square of relu), "gelu" (or "gelu_tanh"), "gelu_erf",
+        "silu", "sigmoid", "tanh", "leaky_relu" (slope 0.01), or the function of that name in
+        jax.nn.
+      residual: None, or an array that broadcasts to the result. A residual of the result's shape is
+        not copied.
       alpha: a number.
-      precision: None (which takes `jax.default_matmul_precision`), a `lax.Precision` or its name, a
-        pair of them, or a `lax.DotAlgorithmPreset` or its name; as for `matmul`.
-      preferred_element_type: dtype of the result; None takes what the dtypes of `x` and `w`
-        promote to, of quantised ones those of their scales; by a packed weight that of `x`.
-      out_sharding: sharding of the result, for meshes with explicit axes. Where a contracted
-        dimension is divided, the product is summed over devices as it says, and bias, activation
-        and residual come after the sum.
-      donate_residual: let the result take the residual's place in memory. XLA copies the residual
-        first where it is needed afterwards, or is an argument that the caller does not donate.
-      epilogue: None, or a function of the product, any that JAX can trace, which takes the place of
-        bias, activation, residual and alpha; as for `matmul`.
-      epilogue_operands: arrays that it takes after the product; as for `matmul`.
-      implementation: name of an implementation (`jax_tcgemm.info()` lists them), which then runs
-        the layer as one call, or the call fails; None selects one. Derivatives inherit it.
-      config: a config of that implementation; None selects one. Derivatives do not inherit it.
-      batch_invariant: True has the bits of a row depend on nothing but that row and w; as for
-        `matmul`.
+      precision: None (uses `jax.default_matmul_precision`), a `lax.Precision` or its name, a pair
+        of these, or a `lax.DotAlgorithmPreset` or its name; see `matmul`.
+      preferred_element_type: dtype of the result. None selects the dtype that `x` and `w` promote
+        to. For quantized operands, the dtypes of the scales count. With a packed weight, None
+        selects the dtype of `x`.
+      out_sharding: sharding of the result, for meshes with explicit axes. If a contracted dimension
+        is sharded, the product is summed over devices as `out_sharding` specifies, and bias,
+        activation and residual are applied after the sum.
+      donate_residual: whether the result may reuse the residual's memory. XLA copies the residual
+        first if the residual is needed afterwards, or is an argument that the caller does not
+        donate.
+      epilogue: None, or a function of the product that JAX can trace, in place of bias, activation,
+        residual and alpha; see `matmul`.
+      epilogue_operands: arrays that the epilogue receives after the product; see `matmul`.
+      implementation: name of the implementation that must run the layer as one call
+        (`jax_tcgemm.info()` lists the names); the call fails if the implementation cannot. None
+        selects an implementation. Derivatives inherit the implementation.
+      config: name of a config of that implementation. None selects a config. Derivatives do not
+        inherit the config.
+      batch_invariant: True makes the bits of a row of the result depend on that row of x and on w
+        alone; see `matmul`.
 
     Returns:
-      The result, of shape x.shape[:-1] + w.shape[1:]; with an epilogue, what that returns.
+      The result, of shape x.shape[:-1] + w.shape[1:]. With an epilogue, the results of the
+      epilogue.
 
     Raises:
-      TypeError: for operands that are not numeric arrays, dtypes that do not go together, an
-        activation of a result that is not real floating point, or an epilogue that is no function
-        or returns something else than arrays.
-      ValueError: for shapes that do not fit, an unknown activation, implementation or config, an
-        epilogue together with what it takes the place of, or, when the program is lowered, an
-        implementation that was asked for by name and cannot run the layer, with the rule that stops
-        it.
+      TypeError: if operands are not numeric arrays, dtypes do not promote, an activation is given
+        for a result that is not real floating point, or the epilogue is not a function or returns
+        something other than arrays.
+      ValueError: if shapes do not match, an activation, implementation or config is unknown, or an
+        epilogue is combined with an argument that it replaces. Also, at lowering, if the named
+        implementation cannot run the layer; the message says which rule was violated.
 
     Numerics:
-      The product accumulates as that of `matmul`, also of quantised operands. Bias, activation and
-      residual are computed in float32 (float64 for float64), and only the result is rounded, once.
-      Where XLA runs a layer on a GPU (`explain` says where), it is
-      ``activation(alpha * (x @ w) + bias) + residual`` with the roundings that XLA gives this
-      expression in the result's dtype, which may be one for each operation.
-      The pre-activation that derivatives keep has the result's dtype. The same program on the same
-      device gives the same bits each time. Where cuBLASLt runs the layer, gelu is accurate to about
-      5e-4 absolutely, not relatively, and a bias is added to a product that may have been rounded,
-      if rows do not start on 16-byte boundaries.
+      - The product accumulates as in `matmul`, also for quantized operands.
+      - Bias, activation and residual are computed in float32 (float64 for float64). The result is
+        rounded once.
+      - Where a layer falls back to XLA on a GPU (`explain` reports this), XLA computes
+        ``activation(alpha * (x @ w) + bias) + residual`` in the result's dtype and may round after
+        each operation.
+      - The pre-activation that is stored for derivatives has the result's dtype.
+      - Where cuBLASLt runs the layer, gelu has an absolute error of about 5e-4. If rows are not
+        16-byte aligned, the product may be rounded before the bias is added.
+      - The same program gives the same bits on the same device.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
@@ -171,45 +177,46 @@ def gated_linear(
     config: str | None = None,
     batch_invariant: bool | int | None = None,
 ):
-    """A gated layer, such as SwiGLU: two products of one input, in one kernel where there is one.
+    """Gated linear layer, such as SwiGLU: two products of one input, fused where possible.
 
         out[..., n] = f(sum over k of x[..., k] * gate[k, n]) * (sum over k of x[..., k] * up[k, n])
 
-    with a bias inside each of the brackets where there is one, and a residual added. Neither
-    product is written to memory where the config's kernel joins them itself, but for derivatives,
-    which keep both.
+    An optional bias is added to each sum, and an optional residual is added to the result. If the
+    config's kernel combines gate and up, neither product is written to memory, unless derivatives
+    are needed: derivatives store both products.
 
     Args:
       x: array of shape (..., k), or a `QuantizedArray`.
-      weights: gate and up: an array of shape (k, 2, n), or a pair of arrays of shape (k, n), or
-        `QuantizedArray`s or `PackedWeight`s of these shapes. Forwards nothing is copied for either,
-        but a pair with scales of blocks of k, which is put together first.
-        The array is the better way to keep them: its gradient and that of x are one product each,
-        of a pair two each, of copies. `jnp.stack((gate, up), 1)` makes the array from a pair, once.
-      activation: f: None, or as for `linear`.
-      bias: None, or an array of shape (2, n), or a pair of arrays of shape (n,).
+      weights: gate and up, as one array of shape (k, 2, n), as a pair of arrays of shape (k, n), or
+        as `QuantizedArray`s or `PackedWeight`s of these shapes. The forward pass copies neither
+        form, except a pair with block scales along k, which is stacked first. Prefer the single
+        array for parameters: its gradient and the gradient of x are one product each, whereas a
+        pair needs two products each, of copies. `jnp.stack((gate, up), 1)` makes the array from a
+        pair.
+      activation: the function f, or None; see `linear`.
+      bias: None, an array of shape (2, n), or a pair of arrays of shape (n,).
       residual: None, or an array that broadcasts to the result.
-      precision: as for `linear`.
-      preferred_element_type: as for `linear`.
-      out_sharding: as for `linear`.
-      donate_residual: as for `linear`.
-      epilogue: None, or a function of both products, gate first, any that JAX can trace, which
-        takes the place of activation, bias and residual; as for `matmul`.
-      epilogue_operands: arrays that it takes after the products; as for `matmul`.
-      implementation: as for `linear`.
-      config: as for `linear`.
-      batch_invariant: as for `linear`.
+      precision: precision of both products; see `linear`.
+      preferred_element_type: dtype of the result; see `linear`.
+      out_sharding: sharding of the result; see `linear`.
+      donate_residual: whether the result may reuse the residual's memory; see `linear`.
+      epilogue: None, or a function of both products (gate first) that JAX can trace, in place of
+        activation, bias and residual; see `matmul`.
+      epilogue_operands: arrays that the epilogue receives after the products; see `matmul`.
+      implementation: name of an implementation; see `linear`.
+      config: name of a config of that implementation; see `linear`.
+      batch_invariant: whether rows are batch-invariant; see `linear`.
 
     Returns:
-      The result, of shape x.shape[:-1] + (n,); with an epilogue, what that returns.
+      The result, of shape x.shape[:-1] + (n,). With an epilogue, the results of the epilogue.
 
     Raises:
-      TypeError: as `linear` does.
-      ValueError: as `linear` does.
+      TypeError: under the conditions of `linear`.
+      ValueError: under the conditions of `linear`.
 
     Numerics:
-      As of `linear`: both products accumulate in float32 (float64 for float64), everything else is
-      computed in that, and the result is rounded once.
+      Both products accumulate in float32 (float64 for float64). Everything else is computed in that
+      dtype, and the result is rounded once. Other rules are the rules of `linear`.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm

@@ -1,4 +1,4 @@
-"""The public `matmul`."""
+"""Public `matmul`."""
 
 from collections.abc import Callable, Sequence
 
@@ -33,95 +33,104 @@ def matmul(
     config: str | None = None,
     batch_invariant: bool | int | None = None,
 ):
-    """A drop-in for `jax.numpy.matmul`: the product of matrices, vectors and batches of them.
+    """Matrix product of arrays: a drop-in for `jax.numpy.matmul`.
 
         out[..., m, n] = sum over k of a[..., m, k] * b[..., k, n]
 
-    With more arguments than `jax.numpy.matmul` has, what follows the product is done by the same
-    call: f(alpha * a b + bias) + residual, as by `linear`, or any function of the product that JAX
-    can trace::
+    One call can also compute an epilogue. Either bias, activation, residual and alpha give f(alpha
+    * a b + bias) + residual, as in `linear`, or `epilogue` is any function that JAX can trace::
 
         out = epilogue(acc, *epilogue_operands)
 
-    where acc is the product of the shape above before it is rounded. Where a kernel can compute the
-    function, and that should take less time, it does so before it writes; elsewhere XLA does, and
-    `jax_tcgemm.explain` says why.
+    Here, acc is the accumulator of the product, before rounding. The kernel computes the epilogue
+    if the epilogue can be compiled into a kernel and the fused kernel has the shorter estimated
+    time. Otherwise, XLA computes the epilogue, and `jax_tcgemm.explain` reports the reason.
 
-    A 1-D `a` is a row and a 1-D `b` a column, whose dimension the result lacks. Batch dimensions
-    broadcast, and a broadcast operand is read in place, never repeated in memory, unless three or
-    more batch dimensions alternate between the operands; then the result is transposed once.
-    It can be differentiated any number of times, batched by `jax.vmap`, and used in jit, scan,
-    while, cond, remat, shard_map and `jax.export`.
+    A 1-D `a` is a row and a 1-D `b` is a column; the result lacks that dimension. Batch dimensions
+    broadcast. A broadcast operand is read in place and never repeated in memory. If three or more
+    batch dimensions alternate between the operands, the result is transposed once.
+
+    `matmul` can be differentiated any number of times, batched by `jax.vmap`, and used in jit,
+    scan, while, cond, remat, shard_map and `jax.export`.
 
     Args:
       a: array of shape (k,) or (..., m, k), of any numeric dtype, or a `QuantizedArray`.
       b: array of shape (k,) or (..., k, n), of any numeric dtype, a `QuantizedArray`, or a
         `PackedWeight` of shape (k, n).
-      precision: None (which takes `jax.default_matmul_precision`), a `lax.Precision` or its name, a
-        pair of them, or a `lax.DotAlgorithmPreset` or its name; see Numerics.
-      preferred_element_type: dtype of the result; None takes what the dtypes of `a` and `b`
-        promote to, of quantised ones those of their scales.
-      out_sharding: sharding of the result, for meshes with explicit axes; as for `linear`.
+      precision: None (uses `jax.default_matmul_precision`), a `lax.Precision` or its name, a pair
+        of these, or a `lax.DotAlgorithmPreset` or its name; see Numerics.
+      preferred_element_type: dtype of the result. None selects the dtype that `a` and `b` promote
+        to. For quantized operands, the dtypes of the scales count.
+      out_sharding: sharding of the result, for meshes with explicit axes; see `linear`.
       bias: None, or an array that broadcasts to the result.
-      activation: None, or as for `linear`.
+      activation: None, or an activation; see `linear`.
       residual: None, or an array that broadcasts to the result.
       alpha: a number.
-      donate_residual: as for `linear`.
-      epilogue: None, or a function of acc and of the operands, which takes the place of bias,
-        activation, residual and alpha. acc has the dtype that the product accumulates in, float32
-        for narrower floats and int32 for 8-bit integers; of quantised operands it is multiplied by
-        their scales already, in float32. It returns an array or a pytree of arrays,
-        each of the shape of acc and any dtype, or a sum, maximum or minimum of such an array over
-        some dimensions. Arrays that it closes over are operands, too, but an eager call then traces
-        and compiles it each time.
-      epilogue_operands: arrays that broadcast to the shape of acc, of any dtypes, or random keys;
-        the function gets them as they are.
-      implementation: name of an implementation (`jax_tcgemm.info()` lists them), which then runs
-        the product or the call fails; None selects one, and `jax_tcgemm.explain` says which.
-        Derivatives inherit it.
-      config: a config of that implementation; None selects one. Derivatives do not inherit it.
-      batch_invariant: True has the bits of a row depend on nothing but that row and b; or
-        for how many rows the config that gives them is chosen, True being 4096. None takes
-        `jax_tcgemm.batch_invariant`. Derivatives inherit it.
+      donate_residual: whether the result may reuse the residual's memory; see `linear`.
+      epilogue: None, or a function of acc and the epilogue operands, in place of bias, activation,
+        residual and alpha. acc has the dtype of the accumulator: float32 for narrower floats, int32
+        for 8-bit integers. For quantized operands, acc is float32 and already multiplied by the
+        scales. The function returns an array or a pytree of arrays. Each array has the shape of acc
+        and any dtype, or is a sum, maximum or minimum of such an array over some dimensions. Arrays
+        that the function closes over are operands, too, but an eager call then traces and compiles
+        the function each time.
+      epilogue_operands: arrays that broadcast to the shape of acc, of any dtypes, or random keys.
+        The function receives the operands without broadcasting.
+      implementation: name of the implementation that must run the product (`jax_tcgemm.info()`
+        lists the names); the call fails if the implementation cannot. None selects an
+        implementation, which `jax_tcgemm.explain` reports. Derivatives inherit the implementation.
+      config: name of a config of that implementation. None selects a config. Derivatives do not
+        inherit the config.
+      batch_invariant: True makes the bits of a row of the result depend on that row of a and on b
+        alone. A number does the same with the config that is selected for that number of rows; True
+        means 4096. None uses the setting of `jax_tcgemm.batch_invariant`. Derivatives inherit the
+        setting.
 
     Returns:
-      The product, with the shape, dtype and weak type that `jax.numpy.matmul` gives; with an
-      epilogue, what that returns.
+      The product, with the shape, dtype and weak type of `jax.numpy.matmul`. With an epilogue, the
+      results of the epilogue.
 
     Raises:
-      TypeError: for operands that are not numeric arrays or dtypes that do not go together, for
-        an activation of a result that is not real floating point, and for an epilogue that is no
-        function or returns something else than arrays.
-      ValueError: for 0-D operands, contracted sizes that differ, batch dimensions that do not
-        broadcast, a dimension over 2**31 - 1, an unknown implementation or config, an epilogue
-        together with what it takes the place of, with effects, or with operands or results of other
-        shapes, or, when the program is lowered, an implementation that was asked for by name and
-        cannot run the product, with the rule that stops it.
+      TypeError: if operands are not numeric arrays, dtypes do not promote, an activation is given
+        for a result that is not real floating point, or the epilogue is not a function or returns
+        something other than arrays.
+      ValueError: if an operand is 0-D, contracted sizes differ, batch dimensions do not broadcast,
+        a dimension exceeds `2**31 - 1`, or an implementation or config is unknown. Also if an
+        epilogue is combined with an argument that it replaces, has effects, or has operands or
+        results of other shapes. Also, at lowering, if the named implementation cannot run the
+        product; the message says which rule was violated.
 
     Numerics:
-      float16 and bfloat16 are multiplied exactly and accumulated in float32 (in float16 under the
-      preset F16_F16_F16), and rounded once. float32 and complex64 use TF32 on CUDA, as XLA does,
-      unless the precision is HIGHEST, or BF16_BF16_F32_X3, _X6, _X9 or TF32_TF32_F32_X3: then each
-      number is a sum of parts of bfloat16 or TF32, whose products are added in float32, all but
-      some that are at most 2**-15, 2**-24, 0 or 2**-21 of |A| |B|. On CPU they are always float32,
-      or such sums where an implementation was asked for by name. float64 and complex128
-      accumulate in float64. int8 and uint8 accumulate in int32; a narrower integer result is that
-      sum modulo its width. float8_e4m3fn and float8_e5m2, also one by the other, are multiplied
-      exactly and accumulated in float32: on Hopper, whose tensor core keeps 14 bits of mantissa of
-      their sums, these leave it every 128 of K, unless the precision is
-      `lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM`. The same program on the same device
-      gives the same bits each time. What no implementation covers, such as int32, goes to XLA's own
-      dot, and `explain` says so.
-      Quantised operands are multiplied as they are where their scales are the same along what is
-      contracted, and beside wider ones in the dtype of those; the sums are multiplied by the scales
-      in float32, and rounded once. Scales of blocks of it are those of `scaled_matmul`. What has a
-      zero point, or dtypes of which neither is true, is dequantised first.
-      By a `PackedWeight` float16 and bfloat16 are multiplied as `docs/packed-weights.md` says, and
-      the result has the dtype of `a` unless another one is asked for.
-      An epilogue's operations round to their own dtypes, as JAX means them. Its derivatives keep
-      acc, in its own dtype, or what follows it in fewer bytes, if they depend on it. The cotangent
-      of acc is rounded to the dtype of the operands before it is multiplied by them; in forward
-      mode the tangent of acc is.
+      - float16 and bfloat16 are multiplied exactly, accumulated in float32 (in float16 under the
+        preset F16_F16_F16), and rounded once.
+      - float32 and complex64 use TF32 on CUDA, like XLA, unless the precision is HIGHEST or a
+        preset of split-precision emulation: BF16_BF16_F32_X3, _X6, _X9 or TF32_TF32_F32_X3. Under
+        such a preset, each number is split into BF16 or TF32 terms, and the products of terms are
+        added in float32. The omitted products are at most `2**-15`, `2**-24`, 0 or `2**-21` of
+        |A| |B|. On a CPU, float32 is multiplied in float32, except that a named implementation uses
+        the preset.
+      - float64 and complex128 accumulate in float64.
+      - int8 and uint8 accumulate in int32. A narrower integer result is the accumulator modulo
+        `2**bits`.
+      - float8_e4m3fn and float8_e5m2, also mixed, are multiplied exactly and accumulated in
+        float32. Hopper's tensor core keeps 14 bits of mantissa in the accumulator; the accumulator
+        is therefore promoted to float32 registers every 128 elements of k, unless the precision is
+        `lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM`.
+      - Dtypes that no implementation supports, such as int32, fall back to XLA, and `explain`
+        reports the reason.
+      - Quantized operands whose scales are constant along the contracted dimensions are multiplied
+        without dequantization. Beside a wider operand, the quantized values are converted to the
+        wider dtype. The accumulator is multiplied by the scales in float32 and rounded once. Block
+        scales along k follow `scaled_matmul`. Operands with zero points, and combinations of dtypes
+        not listed here, are dequantized first.
+      - With a `PackedWeight`, float16 and bfloat16 are multiplied as `docs/packed-weights.md`
+        describes. The result has the dtype of `a` unless preferred_element_type is given.
+      - The epilogue's operations round to their own dtypes, as in JAX. If derivatives of the
+        epilogue depend on acc, acc is stored in its own dtype, or values computed from acc are
+        stored if these take fewer bytes. The cotangent of acc is rounded to the dtype of the
+        operands before the products with the operands; in forward mode, the tangent of acc is
+        rounded to that dtype.
+      - The same program gives the same bits on the same device.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm

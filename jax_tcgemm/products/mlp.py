@@ -1,4 +1,4 @@
-"""The public `mlp`: the feed-forward block of a transformer, with its backward pass."""
+"""Public `mlp`: the feed-forward block of a transformer, with a fused backward pass."""
 
 import dataclasses
 import functools
@@ -51,61 +51,66 @@ def mlp(
     implementation: str | None = None,
     batch_invariant: bool | int | None = None,
 ) -> jax.Array:
-    """A feed-forward block: up, activation, down; fused in both directions.
+    """Feed-forward block of a transformer (up, activation, down), fused in both directions.
 
         h[..., j]   = f(sum over k of x[..., k] * up[k, j] + up_bias[j])
         out[..., n] = sum over j of h[..., j] * down[j, n] + down_bias[n] + residual[..., n]
 
-    and with gated weights h = f(x gate + bias_gate) * (x up + bias_up), as in Llama. Forwards it is
-    two calls, `linear` or `gated_linear` and `linear`. Backwards the activation's derivative is
-    applied by the product that needs it, the input gradient of `down`, which also sums its columns
-    for the gradient of up_bias: the gradients of a block are four products and no pass over
-    the hidden layer between them. The gradient of the pre-activation takes the place of the
-    pre-activation in memory, which XLA copies first where it is needed again, or is a residual that
-    one program hands to another.
+    With gated weights, as in Llama, h = f(x gate + bias_gate) * (x up + bias_up).
 
-    Gradients of weights can be accumulated in float32 over several microbatches by the products
-    that compute them. Give buffers as `accumulate`: the "gradient" of a buffer is then what it
-    holds plus the gradient of its weight, and it takes the buffer's place in memory where the
-    buffer is donated or no longer needed::
+    The forward pass is two calls: `linear` or `gated_linear`, then `linear`. In the backward pass,
+    the epilogue of the product with `down` applies the activation's derivative and sums columns for
+    the gradient of up_bias. The gradients of a block are four products, with no pass over the
+    hidden layer between them. The gradient of the pre-activation reuses the memory of the
+    pre-activation. XLA first copies the pre-activation if the pre-activation is needed again, or is
+    a residual that one program passes to another.
+
+    The products can also accumulate the gradients of weights in float32 over several microbatches.
+    Pass buffers as `accumulate`. The "gradient" of a buffer is then the buffer's content plus the
+    gradient of its weight. This gradient reuses the buffer's memory if the buffer is donated or no
+    longer needed::
 
         def microbatch(buffers, batch):
             return jax.grad(loss, argnums=1)(params, buffers, batch), None
 
         buffers, _ = jax.lax.scan(microbatch, zeros, batches)
 
-    where `loss` passes each buffer to one call of `mlp`. The weights themselves must then not be
-    differentiated as well, as that would compute every gradient twice.
+    Here, `loss` passes each buffer to one call of `mlp`. Do not differentiate with respect to the
+    weights as well: every gradient would be computed twice.
 
     Args:
       x: array of shape (..., k), or a `QuantizedArray`.
-      params: a mapping with "up", an array of shape (k, j), or gated (k, 2, j) or a pair of arrays
-        of shape (k, j); "down", of shape (j, n); and optionally "up_bias", of shape (j,), gated
-        (2, j) or a pair, and "down_bias", of shape (n,). Weights may be `QuantizedArray`s or
-        `PackedWeight`s; then the block is two calls of `linear`, and so are its derivatives.
-      activation: f: None, or as for `linear`.
+      params: a mapping with "up" and "down", and optionally "up_bias" and "down_bias". "up" is an
+        array of shape (k, j), or for a gated block an array of shape (k, 2, j) or a pair of arrays
+        of shape (k, j). "down" has shape (j, n). "up_bias" has shape (j,), or for a gated block (2,
+        j) or a pair. "down_bias" has shape (n,). Weights may be `QuantizedArray`s or
+        `PackedWeight`s; the block is then two calls of `linear`, also for derivatives.
+      activation: the function f, or None; see `linear`.
       residual: None, or an array that broadcasts to the result.
-      accumulate: None, or a mapping with "up" and "down" or one of them: buffers of the shapes of
-        those weights, of any floating dtype. None beside quantised operands.
-      precision: as for `linear`, of all products.
-      preferred_element_type: as for `linear`; h has the dtype that x and up promote to.
-      out_sharding: sharding of the result, as for `linear`. The rows of h are divided as those of
-        x, its columns as those of up, but not over the same axes twice.
-      donate_residual: as for `linear`.
-      implementation: as for `linear`, of all products.
-      batch_invariant: as for `linear`, of all products: also of each row of the gradient of x.
+      accumulate: None, or a mapping with "up", "down" or both. The values are buffers of the shapes
+        of the weights, of any floating dtype. Must be None with quantized operands.
+      precision: precision of all products; see `linear`.
+      preferred_element_type: dtype of the result; see `linear`. h has the dtype that x and up
+        promote to.
+      out_sharding: sharding of the result; see `linear`. h has the row sharding of x and the column
+        sharding of up, but no mesh axis is used twice.
+      donate_residual: whether the result may reuse the residual's memory; see `linear`.
+      implementation: name of the implementation that must run all products; see `linear`.
+      batch_invariant: whether rows of the result and of the gradient of x are batch-invariant; see
+        `linear`.
 
     Returns:
       The result, of shape x.shape[:-1] + (n,).
 
     Raises:
-      TypeError: as `linear` does, and for params that are no mapping.
-      ValueError: as `linear` does, and for unknown or missing names.
+      TypeError: under the conditions of `linear`, and if params is not a mapping.
+      ValueError: under the conditions of `linear`, and if names are unknown or missing.
 
     Numerics:
-      Each product as that of `linear`: h and the pre-activation are rounded to their dtype, and the
-      gradient of the pre-activation, too, of which the gradient of up_bias is the float32 sum.
-      Second derivatives, and forward mode, are made of plain products.
+      Each product follows the rules of `linear`. h, the pre-activation and the gradient of the
+      pre-activation are rounded to the dtype of h. The gradient of up_bias is a float32 sum of the
+      rounded gradient of the pre-activation. Second derivatives and forward mode consist of plain
+      products.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm

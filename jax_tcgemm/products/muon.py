@@ -1,4 +1,4 @@
-"""The public `scale_by_muon`: a gradient transformation of Optax, on `newton_schulz`."""
+"""Public `scale_by_muon`: an Optax gradient transformation based on `newton_schulz`."""
 
 import importlib
 import math
@@ -32,43 +32,45 @@ def scale_by_muon(
     precision=None,
     implementation: str | None = None,
 ):
-    """A drop-in for `optax.contrib.scale_by_muon`: momentum that `newton_schulz` orthogonalizes.
+    """Optax transformation of Muon on `newton_schulz`: a drop-in for `optax.contrib.scale_by_muon`.
 
         mu = beta mu + (1 - beta) g
         update = newton_schulz(mu, or with nesterov beta mu + (1 - beta) g, each debiased)
 
-    The arguments, their defaults and the state are those of Optax, so that it takes the place of
-    `optax.contrib.scale_by_muon` in a chain, also from a stored state. Optax is not a dependency:
-    it is imported here, and must be installed. Two of its features are missing: other
-    preconditionings than the Frobenius norm, and coefficients that are taken from the state.
+    Arguments, defaults and state equal Optax's, so `scale_by_muon` can replace
+    `optax.contrib.scale_by_muon` in a chain and continue from a stored state. Optax is not a
+    dependency: the function imports Optax, which must be installed. Two features of Optax are
+    missing: preconditioning other than by the Frobenius norm, and coefficients from the state.
 
     Args:
-      ns_coeffs: a triple of numbers, or triples, one for each step.
-      ns_steps: number of iterations; of a sequence of triples all are steps, at most `ns_steps`.
+      ns_coeffs: a triple of numbers, or one triple for each step.
+      ns_steps: number of iterations. A sequence of triples gives one step per triple, at most
+        `ns_steps`.
       beta: decay of the momentum, a number or a 0-D array.
-      eps: as for `newton_schulz`.
-      mu_dtype: dtype of the momentum; None takes that of the parameters.
-      nesterov: whether the momentum is Nesterov's.
-      adaptive: whether updates are scaled by the dual norm of the momentum.
+      eps: number added to the norm; see `newton_schulz`.
+      mu_dtype: dtype of the momentum. None selects the dtype of the parameters.
+      nesterov: whether to use Nesterov momentum.
+      adaptive: whether to scale updates by the dual norm of the momentum.
       preconditioning: "frobenius".
-      weight_dimension_numbers: None for matrices, or a tree of `optax.contrib.MuonDimensionNumbers`
-        with the structure of the parameters, or a function of them that returns such a tree. Other
-        dimensions than those that it names are batch dimensions.
-      dtype: as for `newton_schulz`; Optax iterates in the dtype of the gradients.
-      precision: as for `newton_schulz`.
-      implementation: as for `newton_schulz`.
+      weight_dimension_numbers: None for matrices, a tree of `optax.contrib.MuonDimensionNumbers`
+        with the structure of the parameters, or a function of the parameters that returns such a
+        tree. Dimensions that are not named are batch dimensions.
+      dtype: dtype of the products; see `newton_schulz`. Optax iterates in the dtype of the
+        gradients.
+      precision: precision of the products; see `newton_schulz`.
+      implementation: name of an implementation; see `newton_schulz`.
 
     Returns:
-      An `optax.GradientTransformation`, whose state is an `optax.contrib.MuonState`.
+      An `optax.GradientTransformation` whose state is an `optax.contrib.MuonState`.
 
     Raises:
-      ImportError: without an Optax that has Muon.
-      TypeError: as `newton_schulz`.
-      ValueError: for another preconditioning, coefficients of another shape, and when the updates
-        are computed, for parameters that are no matrices and have no dimension numbers.
+      ImportError: if Optax is missing or has no Muon.
+      TypeError: under the conditions of `newton_schulz`.
+      ValueError: if preconditioning is not "frobenius", or coefficients have another shape. Also,
+        when updates are computed, if parameters are not matrices and have no dimension numbers.
 
     Numerics:
-      Those of `newton_schulz`; the momentum is computed as Optax does.
+      The orthogonalization follows `newton_schulz`. The momentum is computed as in Optax.
 
     Source:
       `optax.contrib.scale_by_muon`; K. Jordan et al., "Muon: An optimizer for hidden layers in

@@ -1,4 +1,4 @@
-"""The public `newton_schulz`: Newton-Schulz iterations of stacked matrices, as Muon runs them."""
+"""Public `newton_schulz`: Newton-Schulz iterations of stacked matrices, as Muon runs them."""
 
 import dataclasses
 import functools
@@ -39,18 +39,21 @@ def newton_schulz(
         x = g / (norm(g) + eps)
         repeat for (a, b, c):  x = a x + (b x x^T + c (x x^T)^2) x
 
-    for each matrix of a stack, with its Frobenius norm. The singular vectors stay, and the singular
-    values go to about 1: with the default coefficients into [0.68, 1.21] where they were above
-    0.0015 of the norm. Matrices with more rows than columns are multiplied from the other
-    side, x x^T being x^T x, without a transposed copy.
+    Each matrix of a stack is orthogonalized, and norm is the Frobenius norm. The iterations keep
+    the singular vectors and bring the singular values close to 1: with the default coefficients,
+    singular values above 0.0015 of the norm end in [0.68, 1.21]. Matrices with more rows than
+    columns are multiplied from the other side, with x^T x instead of x x^T, without a transposed
+    copy.
 
-    All products but those by x itself are symmetric, and computed in half the work on a GPU of
-    compute capability 9.0 (see `gram`); sums are part of the products' kernels. There are two
-    forms. "standard" computes the three products above for each step. "gram" iterates on the
-    smaller matrix r = x x^T where that is less work: of two steps together it computes
-    q = (a2 + b2 r1 + c2 r1^2) (a1 + b1 r + c1 r^2), where r1 is r after the first step, and
-    x <- q x. Then it restarts with r of that x, since rounding errors of r would otherwise grow.
-    The restarts are part of the count of multiplications. See Numerics.
+    All products except the products with x itself are symmetric. A GPU of compute capability 9.0
+    computes symmetric products with half the work (see `gram`). The kernels' epilogues compute the
+    sums.
+
+    There are two forms. "standard" computes the three products above for each step. "gram" iterates
+    on r = x x^T, the smaller matrix, where that is less work. For two steps together, "gram"
+    computes q = (a2 + b2 r1 + c2 r1^2) (a1 + b1 r + c1 r^2), where r1 is r after the first step,
+    and then x <- q x. The next steps restart with r of the new x, because rounding errors of r
+    would otherwise grow. The count of multiplications includes the restarts. See Numerics.
 
     Args:
       g: array of shape (..., m, n) of a real floating-point dtype.
@@ -59,32 +62,34 @@ def newton_schulz(
       dtype: dtype of the operands and results of all products: bfloat16, float16, float32 or
         float64.
       eps: a number or a 0-D array, added to the norm.
-      form: "standard", "gram", or None, which takes the one with fewer multiplications.
-      precision: as for `matmul`, of every product.
-      implementation: as for `matmul`, of every product.
+      form: "standard", "gram", or None, which selects the form with fewer multiplications.
+      precision: precision of every product; see `matmul`.
+      implementation: name of the implementation that must run every product; see `matmul`.
 
     Returns:
       An array of the shape and dtype of g.
 
     Raises:
-      TypeError: for a g that is no real floating-point array, and coefficients that are no numbers.
-      ValueError: for a g of fewer than two dimensions, fewer than one step, coefficients of another
-        shape, an unknown form, and as `matmul` does.
+      TypeError: if g is not a real floating-point array, or coefficients are not numbers.
+      ValueError: if g has fewer than two dimensions, steps is below 1, coefficients have another
+        shape, the form is unknown, or under the conditions of `matmul`.
 
     Numerics:
-      The norm is computed in float32, and so is what follows a product before its result is
-      rounded to dtype. float32 is multiplied as TF32 on CUDA unless the precision says otherwise.
-      r has rounding errors of about 2**-9 of its largest eigenvalue in bfloat16. They make some
-      small eigenvalues negative, which each step without a new r multiplies by more than a**2.
-      "gram" therefore takes as many steps together as keep what becomes of such an eigenvalue below
-      1 (0.8 where two steps or more follow): of five steps with the default coefficients 2, 2 and
-      1, of eight 2, 1, 1, 1, 2 and 1. In bfloat16 the relative Frobenius error against float64 of
-      matrices of 192 to 768 rows was 0.012 to 0.017 if random (standard: 0.010 to 0.013) and 0.043
-      to 0.074 with singular values over five decades (standard: 0.050 to 0.094), and singular
-      values were at most 1.21 in both forms; of 240 000 matrices of 2 to 8 rows, most of them
-      nearly singular, at most 1.36 (standard: 1.21). With three steps together up to a tenth of
-      such small matrices diverged. Steeper coefficients, such as those of Polar Express, allow
-      fewer steps together, so that the two forms are nearly the same.
+      - The norm and the epilogue of each product are computed in float32, and each result is
+        rounded to dtype. float32 is multiplied as TF32 on CUDA unless the precision specifies
+        otherwise.
+      - In bfloat16, r has rounding errors of about `2**-9` of its largest eigenvalue. The errors
+        make some small eigenvalues negative. Each step without a new r multiplies a negative
+        eigenvalue by more than `a**2`. "gram" therefore combines only as many steps as keep the
+        result below 1 (0.8 if two or more steps follow). With the default coefficients, five steps
+        are combined as 2, 2 and 1, and eight steps as 2, 1, 1, 1, 2 and 1.
+      - In bfloat16, the relative Frobenius error against float64 for matrices of 192 to 768 rows
+        was 0.012 to 0.017 for random matrices (standard: 0.010 to 0.013), and 0.043 to 0.074 for
+        singular values over five decades (standard: 0.050 to 0.094). Singular values were at most
+        1.21 in both forms. For 240 000 matrices of 2 to 8 rows, most of them nearly singular,
+        singular values were at most 1.36 (standard: 1.21). With three steps combined, up to a tenth
+        of such small matrices diverged. Steeper coefficients, such as Polar Express, allow fewer
+        combined steps, so the two forms are nearly equal.
 
     Source:
       K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024,

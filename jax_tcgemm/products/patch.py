@@ -32,49 +32,52 @@ _ROUTES = {
 
 
 def patch(*, implementation: str | None = None):
-    """Runs the products of code that takes no `dot_general`, as if it called ours.
+    """Replace JAX's products by this library's, for code without a `dot_general` argument.
 
-    Whatever is traced or called in the block, in this thread, gets `jax_tcgemm.dot_general` for
+    Code that is traced or called in the block, in this thread, uses `jax_tcgemm.dot_general` for
     `jnp.matmul`, `jnp.dot`, `jnp.einsum`, `jnp.tensordot`, `lax.dot_general` and `@`, under
-    whatever name, and `jax_tcgemm.ragged_dot_general` for `lax.ragged_dot`; and so do the gradients
-    of it. For libraries without a hook of their own, such as Equinox and Haiku; where one can be
-    passed a `dot_general`, that is the better way.
+    whatever name, and `jax_tcgemm.ragged_dot_general` for `lax.ragged_dot`. The gradients of such
+    code use these functions, too. `patch` serves libraries without a hook, such as Equinox and
+    Haiku. If a library accepts a `dot_general` argument, prefer the argument.
 
-    It also decorates a function, whose products are then ours wherever it is called or traced::
+    `patch` also decorates a function, whose products are then replaced wherever the function is
+    called or traced::
 
         forward = jax.jit(jax_tcgemm.patch()(model))
 
-    What counts is where a function is *traced*. JAX's caches tell apart what was traced inside and
-    outside, so that a function used in both places is compiled twice; a jaxpr, an executable or the
-    functions that `jax.vjp` returned stay what they were. The rules of a `jax.custom_vjp` are
-    traced when the gradient is taken: take it in the block.
+    The block applies where a function is *traced*. JAX's caches distinguish functions traced inside
+    the block from functions traced outside, so a function used in both places is compiled twice. A
+    jaxpr, an executable and the functions that `jax.vjp` returned do not change. The rules of a
+    `jax.custom_vjp` are traced when the gradient is computed: compute the gradient in the block.
 
-    Blocks nest: the innermost counts, and `implementation="xla"` gives back XLA's own product for a
-    part. Other threads, also those that are started in the block, are not affected. Whatever its
-    own thread runs is, also what other coroutines do while the block waits in one: there, decorate
-    a function. The bodies of Pallas kernels are left alone, and so is what is no `dot_general`:
-    convolutions, factorisations, `jax.nn.scaled_matmul`.
+    Blocks nest: the innermost block counts, and `implementation="xla"` restores XLA's product for a
+    part. Other threads are not affected, not even threads started in the block. All code that runs
+    in the thread is affected, including other coroutines while the block waits in a coroutine;
+    decorate a function there instead. The bodies of Pallas kernels do not change. Operations other
+    than `dot_general` do not change, either, such as convolutions, factorizations and
+    `jax.nn.scaled_matmul`.
 
     Args:
-      implementation: name of an implementation (`jax_tcgemm.info()` lists them), which then runs
-        every product or the call fails; None selects one for each, and `jax_tcgemm.explain`, called
-        in the block, says which.
+      implementation: name of the implementation that must run every product (`jax_tcgemm.info()`
+        lists the names); a call fails if the implementation cannot. None selects an implementation
+        for each product; `jax_tcgemm.explain`, called in the block, reports the implementation.
 
     Returns:
-      A context manager, which is also a decorator. On exit, also by an exception, everything is as
-      it was; `patch().__enter__()` without one lasts as long as the process, in this thread.
+      A context manager that is also a decorator. The exit from the block, also by an exception,
+      restores JAX's products. `patch().__enter__()` without an exit lasts as long as the process,
+      in this thread.
 
     Raises:
-      TypeError: for an implementation that is not a string.
-      ValueError: for an unknown implementation; and, from a product in the block, what
-        `jax_tcgemm.dot_general` and `ragged_dot_general` raise for what they cannot take.
+      TypeError: if the implementation is not a string.
+      ValueError: if the implementation is unknown. A product in the block raises the errors of
+        `jax_tcgemm.dot_general` and `ragged_dot_general`.
 
     Warns:
-      RuntimeWarning: where this version of JAX does not let its primitives be replaced; products
-        then stay its own.
+      RuntimeWarning: if this version of JAX does not allow its primitives to be replaced. Products
+        are then JAX's own.
 
     Numerics:
-      Those of `jax_tcgemm.dot_general`, with the precision that the code asks for.
+      The rules of `jax_tcgemm.dot_general` apply, with the precision that the code requests.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm

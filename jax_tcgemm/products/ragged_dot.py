@@ -1,4 +1,4 @@
-"""The public `ragged_dot`, `ragged_dot_general` and `gated_ragged_linear`: products by groups."""
+"""Public `ragged_dot`, `ragged_dot_general` and `gated_ragged_linear`: grouped products."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -56,90 +56,98 @@ def ragged_dot(
     config: str | None = None,
     batch_invariant: bool | int | None = None,
 ):
-    """A drop-in for `jax.lax.ragged_dot`: each group of rows times a matrix of its own.
+    """Grouped product, one matrix per group of rows: a drop-in for `jax.lax.ragged_dot`.
 
         out[i, n] = sum over k of lhs[i, k] * rhs[g, k, n]   for the rows i of group g
 
-    and, where they are given, f(that + bias[g, n]) with an activation f, and
-    lhs[gather_indices[i], k] in place of lhs[i, k]; in one kernel. Or, with a function of JAX of
-    the product before that is rounded,
+    The first `group_sizes[0]` rows of lhs are group 0, the next `group_sizes[1]` rows are group 1,
+    and so on. Rows after the last group give zeros. A mixture of experts whose tokens are sorted by
+    expert is such a product.
+
+    One call can also fuse a bias and an activation, f(out + bias[g, n]), gather rows,
+    lhs[gather_indices[i], k] instead of lhs[i, k], or compute any epilogue function of the
+    accumulator:
 
         out = epilogue(acc, *epilogue_operands), 0 in rows of no group
 
-    The first `group_sizes[0]` rows of lhs are group 0, the next `group_sizes[1]` group 1, and so
-    on; rows past the last group give zeros. This is the product of a mixture of experts whose
-    tokens are sorted by expert. Sizes are read on the device only, so that one compiled program
-    serves any: nothing is padded, no row is multiplied by a matrix that is not its own, and the
-    host never waits. It can be differentiated any number of times, batched by `jax.vmap` over any
-    operand, and used in jit, scan, remat and shard_map; both gradients are grouped products too,
-    that of rhs one whose sums go over the rows of each group.
+    Group sizes are read on the device only, so one compiled program serves all group sizes. Nothing
+    is padded, each row is multiplied only by the matrix of its group, and the host never waits.
+
+    `ragged_dot` can be differentiated any number of times, batched by `jax.vmap` over any operand,
+    and used in jit, scan, remat and shard_map. Both gradients are grouped products, too; the
+    gradient of rhs sums over the rows of each group.
 
     Args:
       lhs: array of shape (m, k), or a `QuantizedArray`.
-      rhs: array of shape (g, k, n), in any memory order that `ragged_dot_general` can say, a
-        `QuantizedArray`, or a `PackedWeight` of that shape.
-      group_sizes: integers of shape (s,), rows of each group, not negative. Groups end with the
-        rows: what sizes say beyond m is not there. Without group_offset s must be g.
-      precision: None (which takes `jax.default_matmul_precision`), a `lax.Precision` or its name, a
-        pair of them, or a `lax.DotAlgorithmPreset` or its name. See Numerics.
-      preferred_element_type: dtype of the result; None takes the operands', or of quantised ones
-        that of their scales.
-      group_offset: an integer, or an array of one: rhs[0] belongs to group `group_offset`, and rows
-        of the groups before it and after those that rhs has are zero in the result. For experts
-        spread over devices, each of which has some of the groups. What is outside [0, s] counts as
-        the nearer end of it.
-      out_sharding: sharding of the result, for meshes with explicit axes; None leaves its rows and
-        columns divided as those of lhs and rhs are. Where groups or the contracted dimension are
-        divided, the sum over devices leaves the result so.
-      activation: None, one of `jax_tcgemm.activations.ACTIVATIONS` or the function of jax.nn of
-        that name. Rows of no group stay zero.
-      bias: array of shape (g, n), added to the rows of its group before the activation.
-      gather_indices: integers of shape (rows,): row i of the product is that of lhs at this index,
-        or zeros where lhs has no such row. Then lhs is read through them, never copied in their
-        order; its gradient adds up what comes back to each row, as that of `combine_rows` does.
-      epilogue: None, or a function of acc and of the operands, any that JAX can trace, which takes
-        the place of activation, bias and preferred_element_type; as for `matmul`. acc is the
-        product, of shape (m, n), and so is each of its results, of any dtype. Rows of no group are
-        0 in acc, and in every result.
-      epilogue_operands: arrays that it takes after acc, of any dtypes, or random keys. What has two
-        dimensions at most broadcasts to (m, n), and it is given that as it is. What has shape
-        (g, 1, n) or (g, 1, 1) is a row or a number for each group: it is given for each row that of
-        its group, as an array of shape (m, n) or (m, 1), and 0 for rows of no group.
-      implementation: name of an implementation (`jax_tcgemm.info()` lists them), which then runs
-        the product or the call fails; None selects one, and `jax_tcgemm.explain` says which.
-        Derivatives inherit it. On a GPU only "wgmma" has kernels with bias, activation, gathered
-        rows and functions; where it has none, or groups have few rows for it, those are XLA's steps
-        around our product.
-      config: a config of that implementation; None selects one. Derivatives do not inherit it.
-      batch_invariant: True has the bits of a row depend on nothing but that row and its group's
-        matrix; as for `matmul`.
+      rhs: array of shape (g, k, n), in any memory order that `ragged_dot_general` can express, or a
+        `QuantizedArray` or `PackedWeight` of that shape.
+      group_sizes: non-negative integers of shape (s,), the number of rows of each group. Groups are
+        cut off at row m. Without group_offset, s must equal g.
+      precision: None (uses `jax.default_matmul_precision`), a `lax.Precision` or its name, a pair
+        of these, or a `lax.DotAlgorithmPreset` or its name; see Numerics.
+      preferred_element_type: dtype of the result. None selects the dtype of the operands, or of the
+        scales of quantized operands.
+      group_offset: None, an integer, or an array of one integer: the group that rhs[0] belongs to.
+        Rows of groups before rhs[0] and after the last matrix of rhs are zero in the result. Use
+        group_offset when each device holds some of the experts. Values outside [0, s] are clamped.
+      out_sharding: sharding of the result, for meshes with explicit axes. None keeps the row
+        sharding of lhs and the column sharding of rhs. If groups or the contracted dimension are
+        sharded, the sum over devices gives the result this sharding.
+      activation: None, or an activation; see `linear`. Rows of no group stay zero.
+      bias: array of shape (g, n); each row of a group adds the group's bias before the activation.
+      gather_indices: None, or integers of shape (rows,). Row i of the product uses row
+        gather_indices[i] of lhs, or zeros if lhs has no such row. lhs is not copied in the order of
+        the indices. The gradient of lhs adds the contributions to each row, like the gradient of
+        `combine_rows`.
+      epilogue: None, or a function of acc and the epilogue operands that JAX can trace, in place of
+        activation, bias and preferred_element_type; see `matmul`. acc is the accumulator, of shape
+        (m, n). Each result of the function has that shape and any dtype. Rows of no group are 0 in
+        acc and in every result.
+      epilogue_operands: arrays of any dtypes, or random keys. An operand with at most two
+        dimensions broadcasts to (m, n), and the function receives the operand without broadcasting.
+        An operand of shape (g, 1, n) or (g, 1, 1) holds one row or one number per group. The
+        function receives the value of each row's group, as an array of shape (m, n) or (m, 1), with
+        0 for rows of no group.
+      implementation: name of the implementation that must run the product (`jax_tcgemm.info()`
+        lists the names); the call fails if the implementation cannot. None selects an
+        implementation, which `jax_tcgemm.explain` reports. Derivatives inherit the implementation.
+        On a GPU, only "wgmma" has kernels with bias, activation, gathered rows and epilogue
+        functions. Where "wgmma" has no such kernel, or groups have too few rows, XLA computes these
+        steps around the grouped product.
+      config: name of a config of that implementation. None selects a config. Derivatives do not
+        inherit the config.
+      batch_invariant: True makes the bits of a row of the result depend on that row of lhs and the
+        matrix of its group alone; see `matmul`.
 
     Returns:
-      Array of shape (m, n), or (rows, n) with gather_indices; with an epilogue, what that returns.
+      Array of shape (m, n), or (rows, n) with gather_indices. With an epilogue, the results of the
+      epilogue.
 
     Raises:
-      TypeError: for operands that are not numeric arrays, sizes, an offset or indices that are not
-        integers, an activation or a bias of a product that is not real floating point, and an
-        epilogue that is no function or returns something else than arrays.
-      ValueError: for shapes that do not fit (a TypeError, too, as of `lax.ragged_dot`), a dimension
-        over 2**31 - 1, an unknown implementation or config, an epilogue together with what it
-        takes the place of, with effects, or with operands or results of other shapes, or, when the
-        program is lowered, an implementation that was asked for by name and cannot run the product,
-        with the rule that stops it.
+      TypeError: if operands are not numeric arrays, sizes, offset or indices are not integers, an
+        activation or bias is given for a product that is not real floating point, or the epilogue
+        is not a function or returns something other than arrays.
+      ValueError: if shapes do not match (the exception is a TypeError, too, as in
+        `lax.ragged_dot`), a dimension exceeds `2**31 - 1`, or an implementation or config is
+        unknown. Also if an epilogue is combined with an argument that it replaces, has effects, or
+        has operands or results of other shapes. Also, at lowering, if the named implementation
+        cannot run the product; the message says which rule was violated.
 
     Numerics:
-      As `jax_tcgemm.dot_general`. A row's values reach only its own row of the result, and only
-      the gradient of its own group's matrix: a NaN elsewhere does not spread. The gradient of the
-      matrix of an empty group is exactly zero. The same program gives the same bits each time.
-      Bias and activation are applied to the accumulator, in one rounding; derivatives of such a
-      product are those of its parts, each of them rounded.
-      Where only XLA's own product can run (`explain` says so) its rules hold instead.
-      Quantised operands whose scales are of rows, groups and columns are multiplied as they are,
-      and scaled in an epilogue; of 8 bits, by blocks of k, sums of a block are scaled before they
-      are added up; others are dequantised before the product. By a `PackedWeight`
-      float16 and bfloat16 are multiplied as `docs/packed-weights.md` says.
-      An epilogue and its derivatives round as those of `matmul`; its plain products are grouped
-      ones, and the gradient of an operand by group is the sum over the rows of each group.
+      - Accumulators and rounding follow `dot_general`. The same program gives the same bits.
+      - The values of a row reach only that row of the result and the gradient of its group's
+        matrix. A NaN does not spread to other rows or groups. The gradient of the matrix of an
+        empty group is exactly zero.
+      - Bias and activation are applied to the accumulator, with one rounding. Derivatives are the
+        derivatives of the separate steps, each rounded.
+      - Where only XLA's product can run (`explain` reports this), XLA's rules apply.
+      - Quantized operands with per-row, per-group and per-column scales are multiplied without
+        dequantization and scaled in the epilogue. For 8-bit operands with block scales along k, the
+        accumulator of each block is scaled before the blocks are added. Other quantized operands
+        are dequantized before the product. With a `PackedWeight`, float16 and bfloat16 are
+        multiplied as `docs/packed-weights.md` describes.
+      - An epilogue and its derivatives round as in `matmul`, with grouped products in place of
+        plain products. The gradient of a per-group operand is the sum over the rows of each group.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm
@@ -214,49 +222,53 @@ def ragged_dot_general(
     config: str | None = None,
     batch_invariant: bool | int | None = None,
 ) -> jax.Array:
-    """A drop-in for `jax.lax.ragged_dot_general`: `ragged_dot` over any dimensions.
+    """Grouped product over any dimensions: a drop-in for `jax.lax.ragged_dot_general`.
 
-    One dimension of lhs is ragged. Which kind it is of decides the form:
+    One dimension of lhs is ragged. The kind of the ragged dimension determines the form:
 
         free:        [b..., m..., k...], [g, b..., k..., n...] -> [b..., m..., n...]
         contracted:  [b..., m..., k...], [b..., k..., n...]    -> [g, b..., m..., n...]
         batch:       [b..., m..., k...], [b..., k..., n...]    -> [b..., m..., n...]
 
-    The first is `ragged_dot`, the second sums over the rows of each group, which is the gradient of
-    a group's matrix; the third is an ordinary `dot_general`, since no result depends on a size.
+    The first form is `ragged_dot`. The second form sums over the rows of each group; the gradient
+    of a group's matrix is such a product. The third form is an ordinary `dot_general`, because no
+    result depends on a group size.
 
-    What is read in place: lhs with its dimensions in the order above ("free", k... last) or as
-    k..., m... ("contracted"), rhs with the order above or n... before k... (a group's matrices
-    transposed). Other orders are transposed first. Of a contraction of 8 bits it is (m, k) and
-    (n, k), as `quantize(..., with_transpose=True)` makes them of what has tokens first.
+    These orders are read in place: for lhs, the order above ("free", k... last) or k..., m...
+    ("contracted"); for rhs, the order above, or n... before k... (each group's matrix transposed).
+    Other orders are transposed first. A contraction of 8-bit operands reads (m, k) and (n, k) in
+    place; `quantize(..., with_transpose=True)` makes these from arrays whose first dimension is
+    tokens.
 
     Args:
       lhs: array with one ragged dimension, or a `QuantizedArray`.
-      rhs: array, or a `QuantizedArray`; with a group dimension where the ragged dimension is free.
-      group_sizes: integers of shape (s,), or with one set of sizes for each index of the dimensions
-        outside the ragged one, (b..., x..., s): x are those free (or contracted) dimensions of lhs
-        that come before it.
+      rhs: array or `QuantizedArray`, with a group dimension if the ragged dimension is free.
+      group_sizes: integers of shape (s,). Or one set of sizes for each index of the dimensions
+        outside the ragged dimension, of shape (b..., x..., s), where x are the free (or contracted)
+        dimensions of lhs that precede the ragged dimension.
       ragged_dot_dimension_numbers: a `jax.lax.RaggedDotDimensionNumbers`.
-      precision: as of `ragged_dot`.
-      preferred_element_type: as of `ragged_dot`.
-      group_offset: as of `ragged_dot`. Where the ragged dimension is contracted, all groups from
-        there on are in the result, which has as many as there are sizes; the last are zero.
-      out_sharding: as of `ragged_dot`.
-      implementation: as of `ragged_dot`.
-      config: as of `ragged_dot`.
-      batch_invariant: as of `ragged_dot`.
+      precision: precision of the product; see `ragged_dot`.
+      preferred_element_type: dtype of the result; see `ragged_dot`.
+      group_offset: first group of rhs; see `ragged_dot`. If the ragged dimension is contracted, the
+        result starts with that group. The result has as many groups as there are sizes, and the
+        last groups are zero.
+      out_sharding: sharding of the result; see `ragged_dot`.
+      implementation: name of an implementation; see `ragged_dot`.
+      config: name of a config of that implementation; see `ragged_dot`.
+      batch_invariant: whether rows are batch-invariant; see `ragged_dot`.
 
     Returns:
-      The result, its dimensions as above.
+      The result, with the dimensions given above.
 
     Raises:
-      TypeError: as `ragged_dot`.
-      ValueError: as `ragged_dot`; and for dimension numbers that do not fit.
+      TypeError: under the conditions of `ragged_dot`.
+      ValueError: under the conditions of `ragged_dot`, and if dimension numbers do not match.
 
     Numerics:
-      As `ragged_dot`. Quantised operands are multiplied as they are in the second form, where both
-      are matrices of one 8-bit float: sums of 128 tokens leave the tensor core, times the scales of
-      their blocks. Integers are multiplied as bfloat16; others are dequantised before the product.
+      The rules of `ragged_dot` apply. In the second form, two matrices of one 8-bit float dtype are
+      multiplied without dequantization: accumulators are promoted to float32 every 128 tokens and
+      multiplied by the block scales. Integers are multiplied as bfloat16. Other quantized operands
+      are dequantized before the product.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
@@ -300,7 +312,7 @@ def gated_ragged_linear(
     config: str | None = None,
     batch_invariant: bool | int | None = None,
 ):
-    """The first half of an expert's gated MLP, both its products and their combination in one call.
+    """Gated linear layer of experts: both grouped products and the gate in one call.
 
         out[i] = f(x[i] @ weights[g, :, 0] + bias[g, 0]) * (x[i] @ weights[g, :, 1] + bias[g, 1])
 
@@ -308,33 +320,33 @@ def gated_ragged_linear(
 
     Args:
       x: array of shape (m, k), or a `QuantizedArray`.
-      weights: array of shape (g, k, 2, n): of each group the gate's and the other matrix. A reshape
-        of (g, k, 2n) whose first n columns are the gate's. Or a `QuantizedArray` or a
-        `PackedWeight`.
-      group_sizes: as of `ragged_dot`.
-      activation: f; as of `ragged_dot`.
-      group_offset: as of `ragged_dot`.
-      bias: None or array of shape (g, 2, n).
-      gather_indices: as of `ragged_dot`.
-      precision: as of `ragged_dot`.
-      preferred_element_type: as of `ragged_dot`.
-      out_sharding: as of `ragged_dot`.
-      epilogue: None, or a function of both products, gate first, which takes the place of
-        activation, bias and preferred_element_type; as of `ragged_dot`.
-      epilogue_operands: arrays that it takes after the products; as of `ragged_dot`.
-      implementation: as of `ragged_dot`.
-      config: as of `ragged_dot`.
-      batch_invariant: as of `ragged_dot`.
+      weights: array of shape (g, k, 2, n), a `QuantizedArray` or a `PackedWeight`. Index 0 of the
+        third dimension is the gate, index 1 is the up matrix. An array of shape (g, k, 2n) whose
+        first n columns are the gate can be reshaped to this shape.
+      group_sizes: number of rows of each group; see `ragged_dot`.
+      activation: the function f; see `ragged_dot`.
+      group_offset: first group of weights; see `ragged_dot`.
+      bias: None, or an array of shape (g, 2, n).
+      gather_indices: rows of x to use; see `ragged_dot`.
+      precision: precision of both products; see `ragged_dot`.
+      preferred_element_type: dtype of the result; see `ragged_dot`.
+      out_sharding: sharding of the result; see `ragged_dot`.
+      epilogue: None, or a function of both products (gate first), in place of activation, bias and
+        preferred_element_type; see `ragged_dot`.
+      epilogue_operands: arrays that the epilogue receives after the products; see `ragged_dot`.
+      implementation: name of an implementation; see `ragged_dot`.
+      config: name of a config of that implementation; see `ragged_dot`.
+      batch_invariant: whether rows are batch-invariant; see `ragged_dot`.
 
     Returns:
-      Array of shape (m, n); with an epilogue, what that returns.
+      Array of shape (m, n). With an epilogue, the results of the epilogue.
 
     Raises:
-      TypeError: as `ragged_dot`.
-      ValueError: as `ragged_dot`.
+      TypeError: under the conditions of `ragged_dot`.
+      ValueError: under the conditions of `ragged_dot`.
 
     Numerics:
-      As `ragged_dot` with an activation.
+      The rules of `ragged_dot` with an activation apply.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm

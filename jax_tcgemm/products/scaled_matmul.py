@@ -1,4 +1,4 @@
-"""The public `scaled_matmul`."""
+"""Public `scaled_matmul`."""
 
 import functools
 from collections.abc import Callable
@@ -34,58 +34,62 @@ def scaled_matmul(
     implementation: str | None = None,
     config: str | None = None,
 ):
-    """The product of quantised matrices and their scales, as `jax.nn.scaled_matmul`.
+    """Product of quantized matrices and their scales, like `jax.nn.scaled_matmul`.
 
         out[..., m, n] = sum over k of (lhs * lhs_scales)[..., m, k] * (rhs * rhs_scales)[..., n, k]
 
-    where scales are repeated to the shape of what they scale. With one scale for all of an operand,
-    or one for each of its rows, the product is of the quantised operands, and what it adds up is
-    multiplied by both scales before it is rounded: an epilogue of the same call, where one kernel
-    does both. Scales of blocks of K are multiplied inside of the kernel, block by block, where the
-    operands are 8-bit floats and each block has a multiple of 128 of K, as in DeepSeek's scheme of
-    (1, 128) and (128, 128):
+    Scales are repeated to the shape of the operand.
+
+    With per-tensor or per-row scales, the quantized operands are multiplied, and the accumulator is
+    multiplied by both scales before rounding. The scaling is an epilogue of the kernel where one
+    kernel supports both. With block scales along k, the kernel applies the scales block by block,
+    if the operands are 8-bit floats and the size of each block along k is a multiple of 128.
+    DeepSeek's scheme of blocks (1, 128) and (128, 128) is an example:
 
         out = sum over k blocks of lhs_scale * rhs_scale * (lhs * rhs of the k block)
 
-    Other blocks, and on devices that have no such kernel, the operands are multiplied by first, in
-    float32, and XLA multiplies what that gives; `jax_tcgemm.explain` says so.
+    For other blocks, and on devices without such a kernel, the operands are multiplied by their
+    scales in float32 first, and a product of XLA follows; `jax_tcgemm.explain` reports this.
 
     Args:
-      lhs: array of shape (..., m, k) of a real dtype, mostly float8_e4m3fn or float8_e5m2.
-      rhs: array of shape (n, k), or (..., n, k) with the batch dimensions of lhs, of the same
-        dtype, or of the other one of these two. `quantize` makes both.
-      lhs_scales: floating-point array of shape () or (..., 1, 1), (..., m, 1), or (..., m', k'),
-        where m' and k' divide m and k into blocks: DeepSeek's is (m, k / 128).
-      rhs_scales: the same for rhs: (), (..., 1, 1), (..., n, 1), or (..., n', k').
-      lhs_block: extents of a block of m and k; None takes those that divide them evenly. Given
-        ones may leave a last block that is short.
-      rhs_block: the same of n and k.
+      lhs: array of shape (..., m, k) of a real dtype, usually float8_e4m3fn or float8_e5m2.
+      rhs: array of shape (n, k), or (..., n, k) with the batch dimensions of lhs. lhs and rhs have
+        one dtype, or one is float8_e4m3fn and the other float8_e5m2. `quantize` makes both
+        operands.
+      lhs_scales: floating-point array of shape (), (..., 1, 1), (..., m, 1) or (..., m', k'), where
+        m' and k' are the numbers of blocks along m and k. DeepSeek's scheme has shape (m, k / 128).
+      rhs_scales: floating-point array of shape (), (..., 1, 1), (..., n, 1) or (..., n', k').
+      lhs_block: sizes of a block along m and k. None divides m and k evenly. With given sizes, the
+        last block of a dimension may be shorter.
+      rhs_block: sizes of a block along n and k, or None.
       preferred_element_type: real floating-point dtype of the result.
-      precision: as for `matmul`. Of 8-bit floats, `lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32` is
-        the default, and ANY_F8_ANY_F8_F32_FAST_ACCUM faster; see Numerics there.
-      implementation: name of an implementation that runs the product, or the call fails; None
-        selects one. Derivatives of a product without scales of blocks of K inherit it.
-      config: a config of that implementation; None selects one.
+      precision: precision of the product; see `matmul`. For 8-bit floats,
+        `lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32` is the default, and ANY_F8_ANY_F8_F32_FAST_ACCUM
+        is faster; see Numerics of `matmul`.
+      implementation: name of the implementation that must run the product; the call fails if the
+        implementation cannot. None selects an implementation. Derivatives of a product without
+        block scales along k inherit the implementation.
+      config: name of a config of that implementation. None selects a config.
 
     Returns:
       The product, of shape (..., m, n) and dtype preferred_element_type.
 
     Raises:
-      TypeError: for operands that are not real numeric arrays of one dtype, or both of 8-bit
-        floats, and for scales or a result that are not real floating point.
-      ValueError: for operands or scales of shapes that do not fit, an unknown implementation or
-        config, or, when the program is lowered, an implementation that cannot run the product.
+      TypeError: if operands are not real numeric arrays, their dtypes differ and are not both 8-bit
+        floats, or scales or result are not real floating point.
+      ValueError: if the shapes of operands or scales do not match, or an implementation or config
+        is unknown. Also, at lowering, if the named implementation cannot run the product.
 
     Numerics:
-      8-bit floats are multiplied exactly and added up as for `matmul`, in float32; the sum is
-      multiplied by lhs_scales, then by rhs_scales in float32, and rounded once. With scales of
-      blocks of K, sums of 128 products leave the tensor core, are multiplied by the product of
-      both scales and added in float32, whatever the precision. Operands that are multiplied by
-      their scales first are multiplied as float32 by `matmul`: on CUDA in TF32 unless the
-      precision is HIGHEST.
-
-      Cotangents have the dtypes of what they are of, 8-bit floats for the operands; those of the
-      scales are exact.
+      - 8-bit floats are multiplied exactly and accumulated in float32, as in `matmul`. The
+        accumulator is multiplied by lhs_scales and then by rhs_scales in float32, and rounded once.
+      - With block scales along k, accumulators are promoted every 128 elements of k: each
+        accumulator is multiplied by the product of both scales and added in float32, whatever the
+        precision.
+      - Operands that are multiplied by their scales first are multiplied as float32, which on CUDA
+        uses TF32 unless the precision is HIGHEST.
+      - The cotangent of an operand has the operand's dtype, such as an 8-bit float. The cotangents
+        of the scales are exact.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm

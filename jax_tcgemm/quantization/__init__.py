@@ -1,1 +1,1 @@
-"""Arrays of 8 bits: how they are made, and training with them."""
+"""8-bit arrays: quantization, and training with 8-bit products."""

@@ -1,8 +1,8 @@
-"""The public loaders of packed weights from checkpoints, each by its own format's definition.
+"""Public loaders of packed weights from checkpoints, each following the definition of its format.
 
-All of them take a dictionary of arrays or a safetensors file, which the package `safetensors`
-opens. Checkpoints have weights as (n, k), or GPTQ and AWQ as (k, n): what is returned is (k, n).
-jax_tcgemm/quantization/formats.py says which arrays a format has, and checks them.
+Each loader takes a dictionary of arrays or a safetensors file, which the package `safetensors`
+opens. Checkpoints store weights as (n, k), or as (k, n) in GPTQ and AWQ; each loader returns (k,
+n). jax_tcgemm/quantization/formats.py lists the arrays of each format and checks them.
 """
 
 import functools
@@ -34,28 +34,29 @@ def _eager(loader: Callable) -> Callable:
 
 @_eager
 def from_gptq(source, prefix: str = "", *, bits: int = 4, zero_offset: int = 1) -> PackedWeight:
-    """A weight that GPTQ quantised.
+    """Load a weight that GPTQ quantized.
 
         w[k, n] = (qweight[k, n] - qzeros[g_idx[k], n]) * scales[g_idx[k], n]
 
     Args:
       source: a dictionary of arrays, or the path of a safetensors file.
-      prefix: of the names, such as "model.layers.0.mlp.down_proj."; they are qweight, qzeros,
-        scales and, where there is one, g_idx.
+      prefix: prefix of the names qweight, qzeros, scales and, optionally, g_idx, such as
+        "model.layers.0.mlp.down_proj.".
       bits: 4 or 8.
-      zero_offset: 1 where the fields of qzeros were written minus 1, which borrow from the next
-        one in their word; 0 for checkpoint_format "gptq_v2".
+      zero_offset: 1 if qzeros stores zero points minus 1, where a field borrows from the next field
+        of its word; 0 for checkpoint_format "gptq_v2".
 
     Returns:
-      A `PackedWeight` of shape (k, n). Zero points that are all in the middle are left out.
+      A `PackedWeight` of shape (k, n). Zero points that are all in the middle of the range are
+      omitted.
 
     Raises:
-      TypeError: for a source that is neither, or arrays of other dtypes.
-      ValueError: for names that are not there, arrays whose shapes do not go together, other bits,
-        and what `pack_weights` refuses.
+      TypeError: if source is neither a dictionary nor a path, or arrays have other dtypes.
+      ValueError: if names are missing, shapes do not match, bits is another number, or under the
+        conditions of `pack_weights`.
 
     Numerics:
-      The same integers and scales as in the checkpoint; scales of larger groups than 128 rows are
+      Integers and scales equal the checkpoint's. Scales of groups larger than 128 rows are
       repeated.
 
     Examples:
@@ -83,24 +84,24 @@ def from_gptq(source, prefix: str = "", *, bits: int = 4, zero_offset: int = 1) 
 
 @_eager
 def from_awq(source, prefix: str = "") -> PackedWeight:
-    """A weight that AWQ quantised to 4 bits, in its layout "gemm".
+    """Load a weight that AWQ quantized to 4 bits in layout "gemm".
 
         w[k, n] = (qweight[k, n] - qzeros[k // group, n]) * scales[k // group, n]
 
     Args:
       source: a dictionary of arrays, or the path of a safetensors file.
-      prefix: of the names qweight, qzeros and scales.
+      prefix: prefix of the names qweight, qzeros and scales.
 
     Returns:
       A `PackedWeight` of shape (k, n).
 
     Raises:
-      TypeError: for a source that is neither, or arrays of other dtypes.
-      ValueError: for names that are not there, arrays whose shapes do not go together, and what
-        `pack_weights` refuses.
+      TypeError: if source is neither a dictionary nor a path, or arrays have other dtypes.
+      ValueError: if names are missing, shapes do not match, or under the conditions of
+        `pack_weights`.
 
     Numerics:
-      The same integers and scales as in the checkpoint; scales of larger groups than 128 rows are
+      Integers and scales equal the checkpoint's. Scales of groups larger than 128 rows are
       repeated.
 
     Examples:
@@ -123,26 +124,26 @@ def from_awq(source, prefix: str = "") -> PackedWeight:
 
 @_eager
 def from_compressed_tensors(source, prefix: str = "", *, bits: int = 4) -> PackedWeight:
-    """A weight of compressed-tensors, in its formats "pack-quantized" and "int-quantized".
+    """Load a weight of compressed-tensors in format "pack-quantized" or "int-quantized".
 
         w[n, k] = (weight[n, k] - weight_zero_point[n, k // group]) * weight_scale[n, k // group]
 
     Args:
       source: a dictionary of arrays, or the path of a safetensors file.
-      prefix: of the names weight_packed and weight_shape, or weight of int8; weight_scale; and,
-        where there are such, weight_zero_point and weight_g_idx.
+      prefix: prefix of the names weight_packed and weight_shape (or weight, for int8), weight_scale
+        and, optionally, weight_zero_point and weight_g_idx.
       bits: 4 or 8.
 
     Returns:
-      A `PackedWeight` of shape (k, n): the transpose of what the checkpoint has.
+      A `PackedWeight` of shape (k, n), the transpose of the checkpoint's weight.
 
     Raises:
-      TypeError: for a source that is neither, or arrays of other dtypes.
-      ValueError: for names that are not there, arrays whose shapes do not go together, other bits,
-        and what `pack_weights` refuses.
+      TypeError: if source is neither a dictionary nor a path, or arrays have other dtypes.
+      ValueError: if names are missing, shapes do not match, bits is another number, or under the
+        conditions of `pack_weights`.
 
     Numerics:
-      The same integers and scales as in the checkpoint; scales of larger groups than 128 rows are
+      Integers and scales equal the checkpoint's. Scales of groups larger than 128 rows are
       repeated.
 
     Examples:
@@ -183,29 +184,29 @@ def from_compressed_tensors(source, prefix: str = "", *, bits: int = 4) -> Packe
 
 @_eager
 def from_bitsandbytes(source, name: str = "weight") -> PackedWeight:
-    """A weight that bitsandbytes quantised to 4 bits, NF4 or FP4, with its scales quantised or not.
-
-    Its bytes may be stored as another dtype (`quant_storage`), such as bfloat16.
+    """Load a weight that bitsandbytes quantized to 4 bits, NF4 or FP4.
 
         w.flat[i] = quant_map[weight.flat[i]] * absmax[i // blocksize],  w of shape (n, k)
 
+    The scales may be quantized. The bytes may be stored as another dtype (`quant_storage`), such as
+    bfloat16.
+
     Args:
       source: a dictionary of arrays, or the path of a safetensors file.
-      name: of the weight; its state has names that begin with it and a dot.
+      name: name of the weight. The names of its state start with this name and a dot.
 
     Returns:
-      A `PackedWeight` of shape (k, n): the transpose of what the checkpoint has.
+      A `PackedWeight` of shape (k, n), the transpose of the checkpoint's weight.
 
     Raises:
-      TypeError: for a source that is neither, or arrays of other dtypes.
-      ValueError: for names that are not there, arrays whose shapes do not go together, a state that
-        lacks an entry, blocks that do not fall into multiples of 32 elements of a row, and what
-        `pack_weights` refuses.
+      TypeError: if source is neither a dictionary nor a path, or arrays have other dtypes.
+      ValueError: if names are missing, shapes do not match, the state lacks an entry, blocks do not
+        split into multiples of 32 elements of a row, or under the conditions of `pack_weights`.
 
     Numerics:
-      The same integers as in the checkpoint; quantised scales are dequantised in float32, as
-      bitsandbytes does it. Where a block is larger than groups of the kernels, or goes on in the
-      next row, its scale is repeated.
+      Integers equal the checkpoint's. Quantized scales are dequantized in float32, as in
+      bitsandbytes. The scale of a block that is larger than the kernels' groups, or continues in
+      the next row, is repeated.
 
     Examples:
       >>> import json
@@ -248,25 +249,25 @@ def from_bitsandbytes(source, name: str = "weight") -> PackedWeight:
 
 @_eager
 def from_qwix(source, prefix: str = "") -> PackedWeight:
-    """A weight that Qwix quantised.
+    """Pack a weight that Qwix quantized.
 
         w[k, n] = (qvalue[k, n] - zero_point[k // group, n]) * scale[k // group, n]
 
     Args:
-      source: Qwix's `QArray`, or anything with its fields, of shape (k, ...), such as a
-        `QuantizedArray`; a dictionary of arrays, or the path of a safetensors file.
-      prefix: of the names qvalue, scale and, where there is one, zero_point.
+      source: Qwix's `QArray` of shape (k, ...), or an object with its fields, such as a
+        `QuantizedArray`. Or a dictionary of arrays, or the path of a safetensors file.
+      prefix: prefix of the names qvalue, scale and, optionally, zero_point.
 
     Returns:
       A `PackedWeight` of shape (k, ...).
 
     Raises:
-      TypeError: for a source that is neither, or arrays of other dtypes.
-      ValueError: for names that are not there, scales of blocks of columns, and what
-        `pack_weights` refuses.
+      TypeError: if source is of another type, or arrays have other dtypes.
+      ValueError: if names are missing, scales are of blocks of columns, or under the conditions of
+        `pack_weights`.
 
     Numerics:
-      The same integers and scales; scales of larger groups than 128 rows are repeated.
+      Integers and scales equal the source's. Scales of groups larger than 128 rows are repeated.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm

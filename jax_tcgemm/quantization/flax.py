@@ -1,4 +1,4 @@
-"""Products for Flax that keep state; Flax (`pip install flax`) is imported here, and by qwix.py.
+"""Products with state for Flax; Flax (`pip install flax`) is imported here and in qwix.py.
 
 layer = linen.Dense(256, dot_general_cls=DelayedFp8DotGeneral)
 """
@@ -27,31 +27,33 @@ _OP = "DelayedFp8DotGeneral"
 
 
 class DelayedFp8DotGeneral(fp8_ops.Fp8DotGeneralBase):
-    """`flax.linen.fp8_ops.Fp8DirectDotGeneralOp`, products that train in 8 bits, by ours.
+    """8-bit products with delayed scaling, like `flax.linen.fp8_ops.Fp8DirectDotGeneralOp`.
 
         out = q(lhs) * q(rhs),   lhs_bar = g(out_bar) * q(rhs),   rhs_bar = q(lhs) * g(out_bar)
 
-    as of `Fp8DotGeneral`, with one scale for each array, by the largest magnitude that it had in
-    the steps before: the history and the scale of each are variables of the module, of the names
-    and shapes that Flax's has, in the collection "_overwrite_with_gradient". Their gradient is what
-    they are in the next step; `flax.training.train_state.TrainState` puts that in their place.
+    q and g round as in `Fp8DotGeneral`, but with one per-tensor scale per array, computed from the
+    largest magnitude of the previous steps. The history and the scale of each array are variables
+    of the module in the collection "_overwrite_with_gradient", with the names and shapes of Flax's.
+    The gradient of such a variable is its value in the next step;
+    `flax.training.train_state.TrainState` replaces the variable by its gradient.
 
-    For its gradients a call keeps both operands in 8 bits, transposed, and neither in more;
-    `jax.checkpoint_policies.save_only_these_names("fp8_operands")` saves these under `jax.remat`.
+    For the gradients, a call stores both operands only in 8 bits, transposed.
+    `jax.checkpoint_policies.save_only_these_names("fp8_operands")` saves these operands under
+    `jax.remat`.
 
     Args:
-      amax_history_length: steps whose largest magnitudes are kept, 1024 unless it is given.
-      e4m3_dtype: of operands, float8_e4m3fn unless it is given.
-      e5m2_dtype: of gradients, float8_e5m2 unless it is given.
+      amax_history_length: number of steps whose largest magnitudes are kept, 1024 by default.
+      e4m3_dtype: dtype of operands, float8_e4m3fn by default.
+      e5m2_dtype: dtype of gradients, float8_e5m2 by default.
 
     Raises:
-      TypeError: when called, for operands that are no real floating-point arrays.
-      ValueError: when called, as `jax_tcgemm.dot_general` does.
+      TypeError: a call raises TypeError if operands are not real floating-point arrays.
+      ValueError: a call raises ValueError under the conditions of `jax_tcgemm.dot_general`.
 
     Numerics:
-      Those of products of `QuantizedArray`s by `dot_general`; what is larger than the history has
-      it is rounded to the largest 8-bit number. The cotangents of both operands are not rounded to
-      8 bits, but to the dtypes of these.
+      Products follow `dot_general` of `QuantizedArray`s. Values larger than the history's largest
+      magnitude are rounded to the largest 8-bit number. The cotangents of both operands are not
+      rounded to 8 bits, but to the dtypes of the operands.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -76,7 +78,7 @@ class DelayedFp8DotGeneral(fp8_ops.Fp8DotGeneralBase):
         *,
         out_sharding=None,
     ) -> jax.Array:
-        """The product; arguments are those of `jax_tcgemm.dot_general`."""
+        """Return the product; the arguments are the arguments of `jax_tcgemm.dot_general`."""
         dtypes = jnp.dtype(self.e4m3_dtype), jnp.dtype(self.e5m2_dtype)
         state = [
             (scale.value, history.value)

@@ -1,4 +1,4 @@
-"""The public `Fp8DotGeneral`: products that train in 8 bits."""
+"""Public `Fp8DotGeneral`: 8-bit products for training."""
 
 import dataclasses
 import functools
@@ -34,34 +34,40 @@ RECIPES = {
 
 @dataclasses.dataclass(frozen=True)
 class Fp8DotGeneral:
-    """A `dot_general` that multiplies 8-bit floats, forwards and backwards.
+    """`dot_general` that multiplies 8-bit floats in the forward and backward pass.
 
         out = q(lhs) * q(rhs),   lhs_bar = g(out_bar) * q(rhs),   rhs_bar = q(lhs) * g(out_bar)
 
-    where q rounds to float8_e4m3fn and g to `grad_dtype`, each with scales of its own: what a
-    product contracts is quantised along that. It goes where a library takes a `dot_general` or a
-    class of them, such as Flax: ``nnx.Linear(..., dot_general=Fp8DotGeneral())``,
-    ``nn.Dense(..., dot_general_cls=Fp8DotGeneral)``. Parameters and their gradients stay as they
-    are, and there is no state.
+    q rounds to float8_e4m3fn and g rounds to `grad_dtype`. Each operand of each product is
+    quantized along the dimensions that the product contracts, with its own scales.
 
-    For its gradients a call keeps both operands in 8 bits, transposed, and neither in more;
-    `jax.checkpoint_policies.save_only_these_names("fp8_operands")` saves these under `jax.remat`.
+    Pass an instance or the class where a library accepts a `dot_general`, such as Flax:
+    ``nnx.Linear(..., dot_general=Fp8DotGeneral())``, ``nn.Dense(...,
+    dot_general_cls=Fp8DotGeneral)``. Parameters and their gradients keep their dtypes, and there is
+    no state.
+
+    For the gradients, a call stores both operands only in 8 bits, transposed.
+    `jax.checkpoint_policies.save_only_these_names("fp8_operands")` saves these operands under
+    `jax.remat`.
 
     Args:
-      recipe: "current": one scale for each array, by its largest magnitude. "block128": scales of
-        blocks, as DeepSeek-V3 was trained, of 1 by 128 of lhs and of gradients and 128 by 128 of
-        rhs, which is taken for the weights.
-      grad_dtype: of gradients, float8_e5m2 or, for recipes of small blocks, float8_e4m3fn.
+      recipe: "current" uses one per-tensor scale per array, from its largest magnitude. "block128"
+        uses block scales, as in the training of DeepSeek-V3: blocks of 1 by 128 for lhs and
+        gradients, and blocks of 128 by 128 for rhs, which is assumed to be the weight.
+      grad_dtype: dtype of quantized gradients, float8_e5m2 or, for recipes with small blocks,
+        float8_e4m3fn.
 
     Raises:
-      TypeError: for another grad_dtype; when called, for operands that are no real floating-point
-        arrays.
-      ValueError: for another recipe; when called, as `dot_general` does.
+      TypeError: if grad_dtype is another dtype. A call raises TypeError if operands are not real
+        floating-point arrays.
+      ValueError: if the recipe is unknown. A call raises ValueError under the conditions of
+        `dot_general`.
 
     Numerics:
-      Those of `quantize`, and of products of `QuantizedArray`s by `dot_general`: sums are float32,
-      scaled and rounded once, to the preferred_element_type or else what the operands promote to.
-      The cotangents of both operands are not rounded to 8 bits, but to the dtypes of these.
+      Quantization follows `quantize`, and products follow `dot_general` of `QuantizedArray`s.
+      Accumulators are float32, are scaled, and are rounded once to preferred_element_type or else
+      to the dtype that the operands promote to. The cotangents of both operands are not rounded to
+      8 bits, but to the dtypes of the operands.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
@@ -90,7 +96,7 @@ class Fp8DotGeneral:
         *,
         out_sharding=None,
     ) -> jax.Array:
-        """The product; arguments are those of `jax_tcgemm.dot_general`."""
+        """Return the product; the arguments are the arguments of `jax_tcgemm.dot_general`."""
         run = functools.partial(_product, self)
         how = precision, preferred_element_type, out_sharding
         return by_rows("Fp8DotGeneral", run, lhs, rhs, dimension_numbers, *how)

@@ -1,4 +1,4 @@
-"""The public `Fp8Mlp`: a gated feed-forward block that trains in 8 bits."""
+"""Public `Fp8Mlp`: gated feed-forward block with 8-bit products for training."""
 
 import dataclasses
 import functools
@@ -39,31 +39,33 @@ _PAIRS_OF_ROWS = ((1,), (2,)), ((), ())
 
 @dataclasses.dataclass(frozen=True)
 class Fp8Mlp:
-    """A gated feed-forward block that multiplies 8-bit floats, forwards and backwards.
+    """Gated feed-forward block that multiplies 8-bit floats in the forward and backward pass.
 
         h   = f(q(x) q(gate)) * (q(x) q(up))
         out = q(h) q(down) + residual
 
-    Its six products are those that `Fp8DotGeneral` makes of both layers. But what lies between them
-    is part of the products: the activation of the first one, its derivative of the gradient of h.
-    So nothing passes over the hidden layer but the quantiser.
+    The six products equal the products of `Fp8DotGeneral` in both layers. The epilogue of the first
+    product applies the activation, and the epilogue of the product for the gradient of h applies
+    the activation's derivative. The only other pass over the hidden layer is quantization.
 
-    For its gradients a call keeps the operands of both products in 8 bits, transposed, and gate and
-    up, rounded; `jax.checkpoint_policies.save_only_these_names("fp8_operands")` saves the former
-    alone under `jax.remat`.
+    For the gradients, a call stores the operands of both products in 8 bits, transposed, and the
+    rounded gate and up. `jax.checkpoint_policies.save_only_these_names("fp8_operands")` saves only
+    the 8-bit operands under `jax.remat`.
 
     Args:
-      recipe: as of `Fp8DotGeneral`.
-      grad_dtype: as there.
+      recipe: "current" or "block128"; see `Fp8DotGeneral`.
+      grad_dtype: dtype of quantized gradients; see `Fp8DotGeneral`.
 
     Raises:
-      TypeError: as `Fp8DotGeneral` does; when called, as `mlp` does, and for operands that are no
-        real floating-point arrays.
-      ValueError: likewise, and for weights that are not gated, a pair of them, and biases.
+      TypeError: under the conditions of `Fp8DotGeneral`. A call raises TypeError under the
+        conditions of `mlp`, and if operands are not real floating-point arrays.
+      ValueError: under the conditions of `Fp8DotGeneral`. A call raises ValueError under the
+        conditions of `mlp`, if weights are not gated or are a pair, and if biases are given.
 
     Numerics:
-      Those of `Fp8DotGeneral`. The activation is of products in float32, its derivative of what
-      these are rounded to, and the cotangents of gate and up are rounded before they are quantised.
+      The rules of `Fp8DotGeneral` apply. The activation is computed from float32 accumulators, its
+      derivative from the rounded gate and up. The cotangents of gate and up are rounded before they
+      are quantized.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
@@ -91,7 +93,7 @@ class Fp8Mlp:
         residual=None,
         precision=None,
     ) -> jax.Array:
-        """The block; arguments are those of `jax_tcgemm.mlp`, of gated weights in one array."""
+        """Return the block's result; see `jax_tcgemm.mlp`. Gated weights must be one array."""
         x = as_floating(_OP, "x", x)
         given = checked_params(_OP, x, params)
         up, down = given.pop("up"), given.pop("down")

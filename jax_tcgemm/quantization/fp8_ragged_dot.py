@@ -1,4 +1,4 @@
-"""The public `Fp8RaggedDot`: grouped products that train in 8 bits."""
+"""Public `Fp8RaggedDot`: grouped 8-bit products for training."""
 
 import dataclasses
 import functools
@@ -35,33 +35,36 @@ _OVER_TOKENS = lax.RaggedDotDimensionNumbers(
 
 @dataclasses.dataclass(frozen=True)
 class Fp8RaggedDot:
-    """A `lax.ragged_dot` that multiplies 8-bit floats, forwards and backwards.
+    """`lax.ragged_dot` that multiplies 8-bit floats in the forward and backward pass.
 
         out = q(lhs) * q(rhs),   lhs_bar = q(out_bar) * q(rhs),   rhs_bar = q(lhs) * q(out_bar)
 
-    where q rounds to float8_e4m3fn, each with scales of its own: what a product contracts is
-    quantised along that, which of rhs_bar are the rows of each group. Rows of no group count as
-    zeros, whatever they are. It is for the experts of a model that trains, as `Fp8DotGeneral` is
-    for its other layers.
+    q rounds to float8_e4m3fn. Each operand of each product is quantized along the dimensions that
+    the product contracts, with its own scales; rhs_bar contracts the rows of each group. Rows of no
+    group count as zeros, whatever they contain. Use `Fp8RaggedDot` for the experts of a model in
+    training, and `Fp8DotGeneral` for its other layers.
 
-    For its gradients a call keeps both operands in 8 bits, transposed, and neither in more;
-    `jax.checkpoint_policies.save_only_these_names("fp8_operands")` saves these under `jax.remat`.
+    For the gradients, a call stores both operands only in 8 bits, transposed.
+    `jax.checkpoint_policies.save_only_these_names("fp8_operands")` saves these operands under
+    `jax.remat`.
 
     Args:
-      recipe: "current": one scale for each array of rows, and for each group's matrix, by their
-        largest magnitudes. "block128": scales of blocks, as DeepSeek-V3 was trained, of 1 by 128 of
-        rows and of gradients, and 128 by 128 of matrices.
+      recipe: "current" uses one scale for each array of rows and for each group's matrix, from the
+        largest magnitude. "block128" uses block scales, as in the training of DeepSeek-V3: blocks
+        of 1 by 128 for rows and gradients, and blocks of 128 by 128 for matrices.
 
     Raises:
-      TypeError: when called, for operands that are no real floating-point arrays, and as
-        `ragged_dot` does.
-      ValueError: for another recipe; when called, as `ragged_dot` does.
+      TypeError: a call raises TypeError if operands are not real floating-point arrays, and under
+        the conditions of `ragged_dot`.
+      ValueError: if the recipe is unknown. A call raises ValueError under the conditions of
+        `ragged_dot`.
 
     Numerics:
-      Those of `quantize`, and of grouped products of `QuantizedArray`s: sums are float32, scaled
-      and rounded once, to the preferred_element_type or else what the operands promote to. The
-      cotangents of both operands are rounded to the dtypes of these. Gradients are e4m3, as the
-      operands are: no kernel multiplies groups of one 8-bit float by another.
+      Quantization follows `quantize`, and products follow `ragged_dot` of `QuantizedArray`s.
+      Accumulators are float32, are scaled, and are rounded once to preferred_element_type or else
+      to the dtype that the operands promote to. The cotangents of both operands are rounded to the
+      dtypes of the operands. Quantized gradients are float8_e4m3fn, like the operands, because no
+      grouped kernel multiplies different 8-bit floats.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
@@ -88,7 +91,7 @@ class Fp8RaggedDot:
         preferred_element_type=None,
         group_offset=None,
     ) -> jax.Array:
-        """The product; arguments are those of `jax_tcgemm.ragged_dot`."""
+        """Return the product; the arguments are the arguments of `jax_tcgemm.ragged_dot`."""
         op = "Fp8RaggedDot"
         lhs, rhs = as_floating(op, "lhs", lhs), as_floating(op, "rhs", rhs)
         for name, x, rank in (("lhs", lhs, 2), ("rhs", rhs, 3)):

@@ -1,4 +1,4 @@
-"""The public `Fp8RaggedMlp`: gated feed-forward blocks of experts that train in 8 bits."""
+"""Public `Fp8RaggedMlp`: gated feed-forward blocks of experts with 8-bit products for training."""
 
 import dataclasses
 import functools
@@ -29,32 +29,34 @@ _OP = "Fp8RaggedMlp"
 
 @dataclasses.dataclass(frozen=True)
 class Fp8RaggedMlp:
-    """The gated feed-forward blocks of experts, multiplied as 8-bit floats, forwards and backwards.
+    """Gated feed-forward blocks of experts that multiply 8-bit floats, forward and backward.
 
         h   = f(q(x) * q(gate)) * (q(x) * q(up))
         out = q(h) * q(down)
 
-    where * is a grouped product, whose rows are those of the groups, each by matrices of its own,
-    and 0 in rows of none. Its six products are those that `Fp8RaggedDot` makes of both layers. But
-    gate and up are one product, the activation follows in it, and its derivative in that of the
-    gradient of h.
+    q(x) * q(gate) and the like are grouped products: the rows of each group are multiplied by the
+    group's matrix, and rows of no group are 0. The six products equal the products of
+    `Fp8RaggedDot` in both layers. Gate and up are one product, whose epilogue applies the
+    activation. The epilogue of the product for the gradient of h applies the activation's
+    derivative.
 
-    For its gradients a call keeps the operands of both products in 8 bits, transposed, and gate and
-    up, rounded; `jax.checkpoint_policies.save_only_these_names("fp8_operands")` saves the former
-    alone under `jax.remat`.
+    For the gradients, a call stores the operands of both products in 8 bits, transposed, and the
+    rounded gate and up. `jax.checkpoint_policies.save_only_these_names("fp8_operands")` saves only
+    the 8-bit operands under `jax.remat`.
 
     Args:
-      recipe: as of `Fp8RaggedDot`.
+      recipe: "current" or "block128"; see `Fp8RaggedDot`.
 
     Raises:
-      TypeError: when called, for operands that are no real floating-point arrays, and as
-        `gated_ragged_linear` and `ragged_dot` do.
-      ValueError: for another recipe; when called, for params of other names or shapes, and as these
-        do.
+      TypeError: a call raises TypeError if operands are not real floating-point arrays, and under
+        the conditions of `gated_ragged_linear` and `ragged_dot`.
+      ValueError: if the recipe is unknown. A call raises ValueError if params have other names or
+        shapes, and under the conditions of `gated_ragged_linear` and `ragged_dot`.
 
     Numerics:
-      Those of `Fp8RaggedDot`. The activation is of products in float32, its derivative of what
-      these are rounded to, and the cotangents of gate and up are rounded before they are quantised.
+      The rules of `Fp8RaggedDot` apply. The activation is computed from float32 accumulators, its
+      derivative from the rounded gate and up. The cotangents of gate and up are rounded before they
+      are quantized.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
@@ -83,15 +85,16 @@ class Fp8RaggedMlp:
         precision=None,
         group_offset=None,
     ) -> jax.Array:
-        """The blocks of rows that are sorted by group.
+        """Return the result of the blocks for rows sorted by group.
 
         Args:
-          x: of shape (m, k).
-          params: "up" of shape (g, k, 2, j), gate and up, and "down" of shape (g, j, n).
-          group_sizes: as of `ragged_dot`.
-          activation: f, as of `gated_ragged_linear`.
-          precision: as of `ragged_dot`, of 8-bit floats.
-          group_offset: as of `ragged_dot`.
+          x: array of shape (m, k).
+          params: a mapping with "up" of shape (g, k, 2, j), gate and up, and "down" of shape (g, j,
+            n).
+          group_sizes: number of rows of each group; see `ragged_dot`.
+          activation: the function f; see `gated_ragged_linear`.
+          precision: precision of 8-bit products; see `ragged_dot`.
+          group_offset: first group of the params; see `ragged_dot`.
 
         Returns:
           An array of shape (m, n), of the dtype that x and the params promote to.

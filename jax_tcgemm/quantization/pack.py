@@ -1,4 +1,4 @@
-"""The public `pack_weights` and `stack_packed`."""
+"""Public `pack_weights` and `stack_packed`."""
 
 import contextlib
 import dataclasses
@@ -27,35 +27,40 @@ _NAMES = ("int4", "uint4", "int8", "uint8")
 def pack_weights(
     q, scale, zero_point=None, *, group_size: int | None, dtype, g_idx=None
 ) -> PackedWeight:
-    """Packs integers of 4 or 8 bits and their scales, once, for products with 16-bit activations.
+    """Pack 4-bit or 8-bit integers and their scales for weight-only quantization (W4A16, W8A16).
 
         w[k, n] = (q[k, n] - zero_point[k // group_size, n]) * scale[k // group_size, n]
 
-    or, of a table of values, table[q[k, n]] * scale[k // group_size, n]. `matmul`, `linear`,
-    `gated_linear` and `tensor.einsum` multiply by the result, and `ragged_dot` and
-    `gated_ragged_linear` by the weights of experts; on a GPU a kernel reads them as they are. It
-    runs on any device, also in `jax.jit` and `jax.vmap`.
+    With a value table, w[k, n] = table[q[k, n]] * scale[k // group_size, n].
+
+    Pack a weight once. `matmul`, `linear`, `gated_linear` and `tensor.einsum` accept the packed
+    weight; `ragged_dot` and `gated_ragged_linear` accept packed expert weights. On a GPU, a kernel
+    reads the packed weight without a dequantized copy. `pack_weights` runs on any device, also in
+    `jax.jit` and `jax.vmap`.
 
     Args:
-      q: integers of shape (k, ...), mostly (k, n), or (k, 2, n) for `gated_linear`, of any integer
-        dtype; or, of experts, (g, k, ...).
-      scale: array of bfloat16, float16 or float32, of shape (k / group_size, ...); or, of experts,
-        (g, k / group_size, ...), which is how they are told from a single weight.
-      zero_point: None, or integers of the shape of scale, from the least of dtype to its largest
-        plus 1; None is 0. Tables have none.
-      group_size: 32, 64 or 128 rows that share a scale; None for whole columns.
-      dtype: "int4", "uint4", "int8" or "uint8"; or, for a table, "nf4" or 16 numbers.
-      g_idx: None, or for each row the number of its group, as GPTQ's act-order has it; each has
-        group_size rows. Not of experts.
+      q: integers of any integer dtype, of shape (k, ...), usually (k, n), or (k, 2, n) for
+        `gated_linear`. Expert weights have shape (g, k, ...).
+      scale: array of bfloat16, float16 or float32, of shape (k / group_size, ...). Scales of expert
+        weights have shape (g, k / group_size, ...); the shape distinguishes expert weights from a
+        single weight.
+      zero_point: None, which means 0, or integers of the shape of scale, from the smallest value of
+        dtype to its largest value plus 1. Value tables have no zero points.
+      group_size: number of rows that share a scale (32, 64 or 128), or None for one scale per
+        column.
+      dtype: "int4", "uint4", "int8" or "uint8". For a value table, "nf4" or 16 numbers.
+      g_idx: None, or the group number of each row, as in GPTQ's act-order. Each group has
+        group_size rows. Expert weights have no g_idx.
 
     Returns:
-      A `PackedWeight`; its `unpack()` gives back what it was made of.
+      A `PackedWeight`, whose `unpack()` returns the original arrays.
 
     Raises:
-      TypeError: for a q that is no integers, other dtypes, or arguments that are no arrays.
-      ValueError: for shapes that do not fit, a group_size that is none of those or does not divide
-        k, groups of different sizes, and, where they are known, integers out of the range of dtype
-        and scales that are not finite.
+      TypeError: if q has no integer dtype, dtypes are others than the above, or arguments are not
+        arrays.
+      ValueError: if shapes do not match, group_size is another number or does not divide k, or
+        groups differ in size. Also, where values are known, if integers are out of the range of
+        dtype or scales are not finite.
 
     Numerics:
       q - zero_point is exact in products with bfloat16 and float16.
@@ -134,28 +139,28 @@ def pack(op: str, q, scale, zero_point, group_size, dtype, g_idx=None) -> Packed
 
 
 def stack_packed(weights, axis: int = 0) -> PackedWeight:
-    """Stack packed weights of one format, as `jnp.stack` stacks arrays.
+    """Stack packed weights of one format, like `jnp.stack`.
 
         out.dequantize() = jnp.stack([w.dequantize() for w in weights], axis)
 
     Args:
-      weights: a sequence of `PackedWeight`s of one shape, group size, dtype and dtype of scales,
-        all of them with zero points or none.
-      axis: 0, for the weights of experts, or the dimension after k, for a gate and an up that are
-        one weight of a gated layer: 1 of weights of shape (k, n), 2 of weights of experts. Their
-        columns must be a multiple of 16.
+      weights: a sequence of `PackedWeight`s of one shape, group size, dtype and scale dtype. Either
+        all have zero points or none has.
+      axis: 0 stacks expert weights. The dimension after k stacks a gate and an up weight into one
+        weight of a gated layer: 1 for weights of shape (k, n), 2 for expert weights. The number of
+        columns must then be a multiple of 16.
 
     Returns:
-      A `PackedWeight` of shape (g, k, ...), as `ragged_dot` and `gated_ragged_linear` take it, or
-      of shape (..., k, g, n), as `gated_linear` and `gated_ragged_linear` take two.
+      A `PackedWeight` of shape (g, k, ...), for `ragged_dot` and `gated_ragged_linear`, or of shape
+      (..., k, g, n), for `gated_linear` and `gated_ragged_linear` if g is 2.
 
     Raises:
-      TypeError: for what is no sequence of packed weights.
-      ValueError: for none, weights of several formats, such whose groups are not of neighbours,
-        another axis, or columns that are no multiple of 16 along an axis after k.
+      TypeError: if weights is not a sequence of packed weights.
+      ValueError: if weights is empty, formats differ, a weight has g_idx, axis is another
+        dimension, or the columns are not a multiple of 16 along an axis after k.
 
     Numerics:
-      The bytes are those of the weights.
+      The stacked weight has the bytes of the given weights.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm

@@ -1,4 +1,4 @@
-"""The public `quantize` and `dequantize`."""
+"""Public `quantize` and `dequantize`."""
 
 import functools
 from collections.abc import Sequence
@@ -35,47 +35,47 @@ def quantize(
     implementation: str | None = None,
     config: str | None = None,
 ) -> QuantizedArray | tuple[QuantizedArray, QuantizedArray]:
-    """Rounds an array to 8 bits, with scales by the largest magnitudes.
+    """Quantize an array to 8 bits, with scales computed from the largest magnitudes.
 
         scale = max(abs(x)) / max(dtype),  qvalue = round(x / scale),  so that x ~ qvalue * scale
 
-    with the largest magnitude of all of x, of its lines along an axis, or of its blocks. `matmul`,
-    `dot_general`, `linear`, `gated_linear`, `ragged_dot` and `tensor.einsum` multiply the result.
+    The largest magnitude is taken over all of x, along an axis, or over each block. `matmul`,
+    `dot_general`, `linear`, `gated_linear`, `ragged_dot` and `tensor.einsum` accept the result.
 
     Args:
       x: array of a real floating-point dtype.
       dtype: float8_e4m3fn, float8_e5m2 or int8.
-      axis: the axis or axes along which the largest magnitude is looked for, such as -1 for a scale
-        for each row; None for one scale for all, or for blocks.
-      block: None, or the extents of blocks along the last dimensions, such as (1, 128) or
-        (128, 128); dimensions before them have a scale for each index. The last block of a
-        dimension may be short.
-      with_transpose: whether to make a second array, of x with its last two dimensions exchanged,
-        which is quantised for itself: `axis` and `block` are of its own dimensions. For gradients,
-        which contract what a layer does not. On a GPU x is read once for both.
-      implementation: "quantize" or "xla"; None selects.
-      config: of that implementation; None selects.
+      axis: the axis or axes along which the largest magnitude is taken. -1 gives per-row scales.
+        None gives one per-tensor scale, or block scales if `block` is given.
+      block: None, or the block sizes along the last dimensions, such as (1, 128) or (128, 128).
+        Earlier dimensions have one scale per index. The last block of a dimension may be shorter.
+      with_transpose: whether to also quantize x with its last two dimensions transposed. The
+        transpose has its own scales; for the transpose, `axis` and `block` refer to its own
+        dimensions. Gradients need such a transpose, because gradients contract other dimensions
+        than the layer. A GPU reads x once for both arrays.
+      implementation: "quantize" or "xla". None selects an implementation.
+      config: name of a config of that implementation. None selects a config.
 
     Returns:
-      A `QuantizedArray`; with_transpose, two of them. Scales are float32. Where x is zero
-      throughout, or has no elements, they are as small as normal numbers are. Where
-      there is a NaN the scale is NaN, and where there is an infinity it is infinite: all that has
-      it is NaN once it is dequantised or multiplied, of int8, too.
+      A `QuantizedArray`, or two with with_transpose. Scales are float32. If all magnitudes of a
+      block are zero, or x has no elements, the scale is the smallest normal number. If a block
+      contains NaN, its scale is NaN; if a block contains an infinity, its scale is infinite. All
+      elements of such a block become NaN when dequantized or multiplied, also for int8.
 
     Raises:
-      TypeError: for an x that is not real floating point, another dtype, or an axis or extents
-        that are no integers.
-      ValueError: for an axis that x does not have, extents below 1 or more of them than x has
-        dimensions, an axis together with a block, an x of less than two dimensions that is to be
-        transposed, and an implementation that does not exist or cannot run it.
+      TypeError: if x is not real floating point, dtype is another dtype, or an axis or block size
+        is not an integer.
+      ValueError: if x lacks the axis, a block size is below 1, there are more block sizes than
+        dimensions, axis and block are both given, or x has fewer than two dimensions and
+        with_transpose is set. Also if the implementation is unknown or cannot run the call.
 
     Numerics:
-      Computed in float32, x times the inverse of its scale, and rounded to nearest, ties to even;
-      int8 uses -127 to 127. The bits are the same whatever runs it, NaN and subnormals aside.
-      Derivatives go straight through the rounding, and take the scales for constants:
-      d qvalue = dx / scale. As everywhere in JAX they have the dtype of what they are of, so that
-      those of 8-bit floats have 8 bits: what a loss is multiplied by decides whether they
-      underflow. Integers have none. `Fp8DotGeneral` trains without either limit.
+      - x is multiplied by the inverse of its scale in float32 and rounded to nearest, ties to even.
+        int8 uses -127 to 127.
+      - All implementations give the same bits, except for NaN and subnormals.
+      - Derivatives are straight-through and treat scales as constants. A derivative of an 8-bit
+        float has 8 bits, so the loss scaling determines whether derivatives underflow. Integers
+        have no derivatives. `Fp8DotGeneral` trains without these limits.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm
@@ -122,22 +122,22 @@ def quantize(
 
 
 def dequantize(x) -> jax.Array:
-    """The array that a quantised one stands for.
+    """Dequantize a quantized array.
 
         out = (qvalue - zero_point) * scale
 
     Args:
-      x: a `QuantizedArray`, or anything with its fields, such as Qwix's `QArray`.
+      x: a `QuantizedArray`, or an object with its fields, such as Qwix's `QArray`.
 
     Returns:
       An array of the shape of x.qvalue and the dtype of x.scale.
 
     Raises:
-      TypeError: for what is no quantised array of real numbers.
-      ValueError: for scales or zero points whose shape does not go with the values.
+      TypeError: if x is not a quantized array of real numbers.
+      ValueError: if the shape of scales or zero points does not match the values.
 
     Numerics:
-      Computed in float32 at least, and rounded once.
+      The computation is in float32 or wider, and the result is rounded once.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm

@@ -1,11 +1,12 @@
-"""Providers of Qwix whose products are ours; Qwix (`pip install qwix`) is imported here alone.
+"""Qwix providers that use this library's products; only this module imports Qwix.
 
     model = qwix.quantize_model(model, PtqProvider(rules))
     parameters = pack_params(qwix.quantize_params(parameters, types))
 
-Qwix quantises, by its rules, and this multiplies: `PtqProvider` serves with quantised weights, and
-activations where a rule says so, and `QtProvider` trains. What of Qwix is not public is asked for
-by `_private`, which says where it is missing.
+Install Qwix with `pip install qwix`. Qwix quantizes by its rules, and this library multiplies.
+`PtqProvider` serves with quantized weights, and with quantized activations where a rule says so.
+`QtProvider` trains. `_private` looks up names of Qwix that are not public and reports missing
+names.
 """
 
 import functools
@@ -30,18 +31,18 @@ from jax_tcgemm.tensor.einsum import einsum
 
 
 class PtqProvider(qwix.PtqProvider):
-    """`qwix.PtqProvider` with our products of quantised arrays, those of experts among them.
+    """`qwix.PtqProvider` with products of this library, including expert products.
 
-    A `lax.ragged_dot` is quantised by the rules, too: a weight (g, k, n) with a scale for each
-    group and column, and of tiles of k where a rule has a `tile_size`; an activation with one for
-    each row. `pack_params` packs weights once that are to be served beside 16-bit activations.
+    Rules also quantize `lax.ragged_dot`. A weight of shape (g, k, n) gets one scale per group and
+    column, and per tile of k if a rule has a `tile_size`. An activation gets per-row scales.
+    `pack_params` packs weights that are served beside 16-bit activations.
 
     Args:
-      rules: as of `qwix.PtqProvider`. For "ragged_dot", too, rules may have op_names.
-      **options: as of `qwix.PtqProvider`.
+      rules: quantization rules; see `qwix.PtqProvider`. op_names of rules may include "ragged_dot".
+      **options: options of `qwix.PtqProvider`.
 
     Raises:
-      ImportError: for a version of Qwix in which quantised parameters are made elsewhere.
+      ImportError: if the installed version of Qwix makes quantized parameters elsewhere.
     """
 
     def __init__(self, rules, **options):
@@ -49,17 +50,17 @@ class PtqProvider(qwix.PtqProvider):
         super().__init__(rules, _dot_general_fn=_dot_general, _einsum_fn=_einsum, **options)
 
     def get_intercept_map(self):
-        """As of `qwix.PtqProvider`, with `lax.ragged_dot`."""
+        """Return the map of `qwix.PtqProvider` with `lax.ragged_dot` added."""
         return super().get_intercept_map() | {"jax.lax.ragged_dot": self.ragged_dot}
 
     def asarray(self, a, dtype=None, *args, **kwargs):
-        """As of `qwix.PtqProvider`, also of packed parameters."""
+        """Convert to an array like `qwix.PtqProvider`, also packed parameters."""
         if isinstance(a, PackedParameter):
             return a if dtype is None else a.astype(dtype)
         return super().asarray(a, dtype, *args, **kwargs)
 
     def ragged_dot(self, lhs, rhs, group_sizes, *args, **kwargs):
-        """`lax.ragged_dot`, of quantised operands where a rule says so."""
+        """Return `lax.ragged_dot`, with quantized operands where a rule says so."""
         rule, op_id = self._get_current_rule_and_op_id("ragged_dot")
         if rule is None or rule.weight_qtype is None:
             return lax.ragged_dot(lhs, rhs, group_sizes, *args, **kwargs)
@@ -87,29 +88,29 @@ class PtqProvider(qwix.PtqProvider):
 
 
 def pack_params(params):
-    """Packs the weights of 4 and 8 bits among the parameters that Qwix quantised, once.
+    """Pack the eligible weights among parameters that Qwix quantized.
 
-    A model of `PtqProvider` takes them in the place of those that it is given: what is packed is
-    read by the kernels of packed weights, where activations have 16 bits. It runs on any device, in
-    `jax.jit` and `jax.eval_shape`, too.
+    Pack parameters once. A model of `PtqProvider` accepts packed parameters in place of its own,
+    and the kernels of weight-only quantization then read the packed weights beside 16-bit
+    activations. `pack_params` runs on any device, also in `jax.jit` and `jax.eval_shape`.
 
     Args:
-      params: a pytree of parameters, as `qwix.quantize_params` or `init` of the quantised model
-        makes it; or an NNX model that `qwix.quantize_model` returned.
+      params: a pytree of parameters, made by `qwix.quantize_params` or by `init` of the quantized
+        model, or an NNX model that `qwix.quantize_model` returned.
 
     Returns:
-      The same with packed weights; as it was is what cannot be packed, among that 8-bit floats and
-      tiles that are no multiples of 32.
+      The params with packed weights. Parameters that cannot be packed are unchanged, such as 8-bit
+      floats and weights whose tile size is not a multiple of 32.
 
     Raises:
-      ValueError: for parameters of which none is quantised.
-      ImportError: as `PtqProvider`.
+      ValueError: if no parameter is quantized.
+      ImportError: under the conditions of `PtqProvider`.
 
     Numerics:
-      The same integers and scales. Results have the dtype that they have with Qwix, but the kernels
-      need activations of bfloat16 or float16; others multiply by the weight dequantised. So do
-      quantised activations, which are dequantised as well: weights of rules that have them are not
-      to be packed where the product of both is to be in 8 bits.
+      Integers and scales do not change, and results have the same dtype as with Qwix. The kernels
+      need bfloat16 or float16 activations; with other activations, the weight is dequantized.
+      Quantized activations are dequantized, too: if a rule also quantizes activations and the
+      product should run in 8 bits, do not pack the weight.
 
     Examples:
       >>> import jax, jax.numpy as jnp, qwix
@@ -154,18 +155,19 @@ def pack_params(params):
 
 
 class QtProvider(qwix.QtProvider):
-    """`qwix.QtProvider`, which trains with quantised products, by ours.
+    """`qwix.QtProvider`, which trains with quantized products, on this library's products.
 
-    Rules say what is quantised, as ever, and how: forwards, and backwards with a `bwd_qtype`. The
-    products of a `dot_general`, an `einsum` and a `ragged_dot`, and those of both gradients, are
-    `jax_tcgemm.dot_general` and `ragged_dot`, which multiply the 8 bits and scale what they add up.
+    Rules determine which products are quantized and how, in the forward pass and, with a
+    `bwd_qtype`, in the backward pass. The products of `dot_general`, `einsum` and `ragged_dot` and
+    the products of both gradients are `jax_tcgemm.dot_general` and `ragged_dot`, which multiply
+    8-bit operands and scale the accumulator.
 
     Args:
-      rules: as of `qwix.QtProvider`.
-      **options: as of `qwix.QtProvider`.
+      rules: quantization rules; see `qwix.QtProvider`.
+      **options: options of `qwix.QtProvider`.
 
     Raises:
-      ImportError: for a version of Qwix in which these products have another place.
+      ImportError: if the installed version of Qwix keeps these products elsewhere.
     """
 
     def __init__(self, rules, **options):
@@ -173,15 +175,15 @@ class QtProvider(qwix.QtProvider):
         super().__init__(rules, **options)
 
     def dot_general(self, *args, **kwargs):
-        """As of `qwix.QtProvider`."""
+        """Return the product of `qwix.QtProvider`, computed by this library."""
         return _training().QtProvider.dot_general(self, *args, **kwargs)
 
     def einsum(self, *args, **kwargs):
-        """As of `qwix.QtProvider`."""
+        """Return the einsum of `qwix.QtProvider`, computed by this library."""
         return _training().QtProvider.einsum(self, *args, **kwargs)
 
     def ragged_dot(self, *args, **kwargs):
-        """As of `qwix.QtProvider`."""
+        """Return the grouped product of `qwix.QtProvider`, computed by this library."""
         return _training().QtProvider.ragged_dot(self, *args, **kwargs)
 
 

@@ -1,4 +1,4 @@
-"""The debug switches: environment variables, read when a program is lowered."""
+"""Debug switches: environment variables that are read when a program is lowered."""
 
 import sys
 from os import environ
@@ -43,9 +43,9 @@ def print_choice(function: str, problem, choice) -> None:
 
 
 def debug_switches() -> None:
-    """Prints every debug switch, its value and its meaning.
+    """Print every debug switch with its value and meaning.
 
-    A program that JAX has already compiled keeps the choices it was lowered with.
+    A program that JAX has already compiled keeps the selections made when it was lowered.
 
     Examples:
       >>> import jax_tcgemm

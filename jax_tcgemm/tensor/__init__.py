@@ -1,8 +1,9 @@
-"""Operations on arrays of any rank by the names of their modes, from contractions to reductions.
+"""Operations on arrays of any rank by mode names, from contractions to reductions.
 
-On a GPU they run on cuTENSOR (`pip install 'jax_tcgemm[cutensor]'`), on our own matrix products and
-kernels, or on XLA, whichever is predicted to be fastest; without a GPU or without cuTENSOR on what
-remains. `jax_tcgemm.explain` says what runs, and `implementation=` forces it.
+On a GPU, cuTENSOR (`pip install 'jax_tcgemm[cutensor]'`), this library's kernels or XLA run an
+operation, whichever has the shortest estimated time. Without a GPU or without cuTENSOR, the
+remaining implementations run the operation. `jax_tcgemm.explain` reports the implementation, and
+`implementation=` forces one.
 """
 
 from jax_tcgemm.tensor.contract import contract

@@ -1,4 +1,4 @@
-"""The public `contract`."""
+"""Public `contract`."""
 
 import jax
 
@@ -27,55 +27,57 @@ def contract(
     out_sharding=None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Contracts two arrays over named modes, and adds a third.
+    """Contract two arrays over named modes and add a third array.
 
         D[result] = alpha * sum of op_a(A[a]) * op_b(B[b]) + beta * C[result]
 
-    summed over the modes that the result lacks. It can be differentiated any number of times and
-    batched by `jax.vmap`, where a mapped dimension becomes one more mode and is not a loop.
+    The sum is over the modes that the result lacks. `contract` can be differentiated any number of
+    times and batched by `jax.vmap`; a mapped dimension becomes one more mode, not a loop.
 
     Args:
       subscripts: the modes of a, b and the result, one letter each, such as `"mhkn,ukvh->munv"`.
-        Each mode is in at least two of the three, and at most once in each.
-      a: floating-point or complex array, with at most 64 modes, as all arrays here.
-      b: floating-point or complex array; both are promoted to one dtype.
-      c: array of the result's shape, or None. Required for a `beta` other than 0, and else not
-        read.
-      alpha: a number, complex for complex arrays only.
-      beta: a number, likewise.
+        Each mode occurs in at least two of the three, and at most once in each.
+      a: floating-point or complex array with at most 64 modes. The limit holds for all arrays here.
+      b: floating-point or complex array. a and b are promoted to one dtype.
+      c: array of the result's shape, or None. c is required if `beta` is not 0, and is otherwise
+        not read.
+      alpha: a number; may be complex only for complex arrays.
+      beta: a number; may be complex only for complex arrays.
       op_a: an operator applied to each element of a: identity, conj, sqrt, relu, rcp, sigmoid,
         tanh, exp, log, abs, neg, sin, cos, tan, sinh, cosh, asin, acos, atan, asinh, acosh, atanh,
-        ceil, floor, mish, swish, softplus or softsign. cuTENSOR applies identity and conj while it
-        reads; any other one is a pass of its own over the array.
-      op_b: likewise for b.
-      compute_type: None takes `jax.default_matmul_precision`, as XLA does. For float32 one of f32,
-        tf32, 3xtf32, bf16, f16, 9xbf16 and 4xf16; for float64 f64, f32 and 8xint8; for complex
-        arrays those of their parts but bf16 and f16; for float16 and bfloat16 f32. What the GPU has
-        not, cuTENSOR refuses. Our products have f32, tf32, f64 and, as sums of parts, 3xtf32 and
-        9xbf16; they and XLA run a type they do not have in a better one.
-      algorithm: of cuTENSOR: default, default_patient, gett, tgett or ttgt; needs
+        ceil, floor, mish, swish, softplus or softsign. cuTENSOR applies identity and conj while
+        reading; any other operator is a separate pass over the array.
+      op_b: an operator applied to each element of b, one of the operators of op_a.
+      compute_type: None uses `jax.default_matmul_precision`, like XLA. For float32: f32, tf32,
+        3xtf32, bf16, f16, 9xbf16 or 4xf16. For float64: f64, f32 or 8xint8. For complex arrays: the
+        types for their real parts, except bf16 and f16. For float16 and bfloat16: f32. cuTENSOR
+        refuses types that the GPU lacks. This library's GEMMs support f32, tf32, f64 and, by
+        split-precision emulation, 3xtf32 and 9xbf16. For other types, this library's GEMMs and XLA
+        use a more precise type.
+      algorithm: an algorithm of cuTENSOR: default, default_patient, gett, tgett or ttgt. Requires
         `implementation="cutensor"`.
-      out_sharding: sharding of the result, for meshes with explicit axes. Where a mode that is
-        summed over is divided, it says how the sum over devices is; c is added after it.
-      implementation: "cutensor"; "gemm", one of our matrix products, after a copy of what it cannot
-        read in place; "xla"; or None, which takes the one predicted to be fastest.
-        `jax_tcgemm.explain` says which and why. Derivatives inherit it.
+      out_sharding: sharding of the result, for meshes with explicit axes. If a summed mode is
+        sharded, out_sharding gives the sharding of the sum over devices; c is added after the sum.
+      implementation: "cutensor"; "gemm", a GEMM of this library, after copies of operands that the
+        GEMM cannot read in place; "xla"; or None, which selects the implementation with the
+        shortest estimated time. `jax_tcgemm.explain` reports the implementation and the reason.
+        Derivatives inherit the implementation.
 
     Returns:
       D, in the dtype of a and b.
 
     Raises:
-      TypeError: for operands that are no floating-point arrays, or scalars that are no numbers.
-      ValueError: for subscripts that do not fit, a mode in one array only, too many modes, an
-        unknown operator, compute type, algorithm or implementation, or, when the program is
-        lowered, an implementation that was asked for by name and cannot run it.
+      TypeError: if operands are not floating-point arrays, or scalars are not numbers.
+      ValueError: if subscripts do not match the arrays, a mode occurs in only one array, there are
+        too many modes, or an operator, compute type, algorithm or implementation is unknown. Also,
+        at lowering, if the named implementation cannot run the contraction.
 
     Numerics:
-      float16 and bfloat16 are multiplied exactly, accumulated in float32 and rounded once. float32
-      and complex64 use TF32 on CUDA, as XLA does, unless the precision is highest or a preset of
-      several products, such as BF16_BF16_F32_X3 (see `dot_general`), or `compute_type` says
-      otherwise; on CPU they are always float32. The same program on the same device gives the same
-      bits each time.
+      - float16 and bfloat16 are multiplied exactly, accumulated in float32 and rounded once.
+      - float32 and complex64 use TF32 on CUDA, like XLA, unless the precision is highest or a
+        preset of split-precision emulation such as BF16_BF16_F32_X3 (see `dot_general`), or
+        `compute_type` is given. On a CPU, float32 and complex64 are multiplied in float32.
+      - The same program gives the same bits on the same device.
 
     Examples:
       >>> import jax.numpy as jnp

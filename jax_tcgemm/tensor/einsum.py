@@ -1,4 +1,4 @@
-"""The public `einsum`."""
+"""Public `einsum`."""
 
 import jax
 import jax.numpy as jnp
@@ -32,41 +32,42 @@ def einsum(
     out_sharding=None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """A drop-in for `jax.numpy.einsum`: sums of products of any number of arrays.
+    """Sum of products of any number of arrays: a drop-in for `jax.numpy.einsum`.
 
-    The order in which operands are contracted comes from opt_einsum, as in `jax.numpy.einsum`. Each
-    step contracts two of them, in one operation with the permutation of its result, by whichever is
-    predicted to be fastest: one of our matrix products where the modes fold to one, cuTENSOR, or
-    XLA. `jax_tcgemm.explain` says which and why. It can be differentiated any number of times and
-    batched by `jax.vmap`.
+    opt_einsum determines the order of contractions, as in `jax.numpy.einsum`. Each step contracts
+    two operands and permutes the result in one operation. A GEMM of this library (if the modes fold
+    to a GEMM), cuTENSOR or XLA runs the step, whichever has the shortest estimated time.
+    `jax_tcgemm.explain` reports the implementation and the reason. `einsum` can be differentiated
+    any number of times and batched by `jax.vmap`.
 
     Args:
-      subscripts: as of `jax.numpy.einsum`, such as `"bqhd,bkhd->bhqk"`, with or without `->` and
-        ellipses; or operands and lists of mode numbers in turns.
+      subscripts: subscripts of `jax.numpy.einsum`, such as `"bqhd,bkhd->bhqk"`, with or without
+        `->` and ellipses. Or operands and lists of mode numbers in alternation.
       *operands: arrays of any numeric dtype, `QuantizedArray`s or `PackedWeight`s.
-      optimize: "auto", another strategy of opt_einsum, a path, True for the optimal one or False
+      optimize: "auto", another strategy of opt_einsum, a path, True for the optimal path, or False
         for left to right.
-      precision: None (which takes `jax.default_matmul_precision`), a `lax.Precision` or its name, a
-        pair of them, or a `lax.DotAlgorithmPreset` or its name.
-      preferred_element_type: dtype of the result and of what lies between; None takes what the
-        operands promote to, of quantised ones their scales.
-      out_sharding: sharding of the result, for meshes with explicit axes. What lies between stays
-        divided as the operands are that it is made of.
-      implementation: what runs every step, as `contract` takes it; None selects for each.
+      precision: None (uses `jax.default_matmul_precision`), a `lax.Precision` or its name, a pair
+        of these, or a `lax.DotAlgorithmPreset` or its name.
+      preferred_element_type: dtype of the result and of intermediate results. None selects the
+        dtype that the operands promote to. For quantized operands, the dtypes of the scales count.
+      out_sharding: sharding of the result, for meshes with explicit axes. Intermediate results keep
+        the sharding of their operands.
+      implementation: name of the implementation that must run every step; see `contract`. None
+        selects an implementation for each step.
 
     Returns:
-      The result, with the shape, dtype and weak type that `jax.numpy.einsum` gives.
+      The result, with the shape, dtype and weak type of `jax.numpy.einsum`.
 
     Raises:
-      TypeError: for operands that are no numeric arrays.
-      ValueError: for subscripts that do not fit the operands, a path that contracts more than two
-        at once, an unknown implementation, or, when the program is lowered, an implementation that
-        was asked for by name and cannot run a step.
+      TypeError: if operands are not numeric arrays.
+      ValueError: if subscripts do not match the operands, a path contracts more than two operands
+        at once, or an implementation is unknown. Also, at lowering, if the named implementation
+        cannot run a step.
 
     Numerics:
-      Those of `contract` for each step. What lies between has the dtype of the result. A step with
-      a quantised operand is a product as by `matmul`, unless a mode of it is summed over alone:
-      then the operand is dequantised.
+      Each step follows `contract`. Intermediate results have the dtype of the result. A step with a
+      quantized operand is a product that follows `matmul`. If a mode of a quantized operand is
+      summed on its own, the operand is dequantized.
 
     Examples:
       >>> import jax.numpy as jnp

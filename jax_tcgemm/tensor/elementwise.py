@@ -1,4 +1,4 @@
-"""The public `permute`, `elementwise_binary` and `elementwise_trinary`."""
+"""Public `permute`, `elementwise_binary` and `elementwise_trinary`."""
 
 import jax
 
@@ -18,28 +18,28 @@ def permute(
     compute_type: str | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Permutes the modes of an array, with an operator and a factor on the way.
+    """Permute the modes of an array, apply an operator, and scale the result.
 
         D[result] = alpha * op_a(A[a])
 
     Args:
-      subscripts: the modes of a and of the result, such as `"mhkn->nkhm"`: the same letters.
+      subscripts: the modes of a and of the result, such as `"mhkn->nkhm"`, with the same letters.
       a: floating-point or complex array.
-      alpha: a number, complex for complex arrays only.
-      op_a: an operator applied to each element, as `contract` takes them.
-      compute_type: f32 for all but float64 and complex128, f64 for those, or the operand's own type
-        for float16 and bfloat16; None is the first of these. XLA always uses it.
-      implementation: "cutensor"; "tcgemm", our transposition kernel, for bare permutations that
-        move the fastest mode; "xla"; or None, which is "xla": it fuses the permutation with
-        its neighbours where it can.
+      alpha: a number; may be complex only for complex arrays.
+      op_a: an operator applied to each element; see `contract`.
+      compute_type: f64 for float64 and complex128; f32 for all other dtypes. float16 and bfloat16
+        can also use their own type. None selects f64 or f32. XLA always uses f64 or f32.
+      implementation: "cutensor"; "tcgemm", this library's transposition kernel, for permutations
+        that move the fastest mode, without operator and alpha; "xla"; or None, which selects "xla",
+        because XLA can fuse the permutation with neighboring operations.
 
     Returns:
       D, in the dtype of a.
 
     Raises:
-      TypeError: for an operand that is no floating-point array, or a scalar that is no number.
-      ValueError: for subscripts that do not fit, an unknown operator, compute type or
-        implementation, or, when the program is lowered, an implementation that cannot run it.
+      TypeError: if the operand is not a floating-point array, or a scalar is not a number.
+      ValueError: if subscripts do not match, or an operator, compute type or implementation is
+        unknown. Also, at lowering, if the named implementation cannot run the operation.
 
     Numerics:
       float16 and bfloat16 are computed in float32 and rounded once.
@@ -86,34 +86,36 @@ def elementwise_binary(
     compute_type: str | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Combines two arrays element by element, each in its own order of modes.
+    """Combine two arrays element by element, each with its own order of modes.
 
         D[result] = op(alpha * op_a(A[a]), gamma * op_c(C[c]))
 
     Args:
-      subscripts: the modes of a, c and the result, such as `"nkhm,mhkn->mhkn"`. A mode that an
-        operand lacks broadcasts it; no operand has one that the result lacks.
+      subscripts: the modes of a, c and the result, such as `"nkhm,mhkn->mhkn"`. An operand is
+        broadcast along modes that the operand lacks. Each mode of an operand must be a mode of the
+        result.
       a: floating-point or complex array.
-      c: likewise; both are promoted to one dtype.
-      op: add, mul, max or min; the last two for real arrays only.
-      alpha: a number, complex for complex arrays only.
-      gamma: likewise.
-      op_a: an operator applied to each element of a, as `contract` takes them.
-      op_c: likewise for c.
-      compute_type: as `permute` takes it.
-      implementation: "cutensor", which takes a c whose modes are the result's in their order;
-        "xla"; or None, which is "xla": it fuses the operation with its neighbours where it can.
+      c: floating-point or complex array. a and c are promoted to one dtype.
+      op: add, mul, max or min; max and min are for real arrays only.
+      alpha: a number; may be complex only for complex arrays.
+      gamma: a number; may be complex only for complex arrays.
+      op_a: an operator applied to each element of a; see `contract`.
+      op_c: an operator applied to each element of c; see `contract`.
+      compute_type: compute type; see `permute`.
+      implementation: "cutensor", which requires c to have the modes of the result in the same
+        order; "xla"; or None, which selects "xla", because XLA can fuse the operation with
+        neighboring operations.
 
     Returns:
       D, in the dtype of the operands.
 
     Raises:
-      TypeError: for operands that are no floating-point arrays, or scalars that are no numbers.
-      ValueError: as `permute` does.
+      TypeError: if operands are not floating-point arrays, or scalars are not numbers.
+      ValueError: under the conditions of `permute`.
 
     Numerics:
-      float16 and bfloat16 are computed in float32 and rounded once. The larger of anything and NaN
-      is NaN on XLA.
+      float16 and bfloat16 are computed in float32 and rounded once. On XLA, the maximum or minimum
+      of any number and NaN is NaN.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -156,36 +158,36 @@ def elementwise_trinary(
     compute_type: str | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Combines three arrays element by element, each in its own order of modes.
+    """Combine three arrays element by element, each with its own order of modes.
 
         D[result] = op_abc(op_ab(alpha * op_a(A[a]), beta * op_b(B[b])), gamma * op_c(C[c]))
 
     Args:
-      subscripts: the modes of a, b, c and the result. A mode that an operand lacks broadcasts it;
-        no operand has one that the result lacks.
+      subscripts: the modes of a, b, c and the result. An operand is broadcast along modes that the
+        operand lacks. Each mode of an operand must be a mode of the result.
       a: floating-point or complex array.
-      b: likewise.
-      c: likewise; all three are promoted to one dtype.
-      op_ab: add, mul, max or min; the last two for real arrays only.
-      op_abc: likewise.
-      alpha: a number, complex for complex arrays only.
-      beta: likewise.
-      gamma: likewise.
-      op_a: an operator applied to each element of a, as `contract` takes them.
-      op_b: likewise for b.
-      op_c: likewise for c.
-      compute_type: as `permute` takes it.
-      implementation: as `elementwise_binary` takes it.
+      b: floating-point or complex array.
+      c: floating-point or complex array. a, b and c are promoted to one dtype.
+      op_ab: add, mul, max or min; max and min are for real arrays only.
+      op_abc: add, mul, max or min; max and min are for real arrays only.
+      alpha: a number; may be complex only for complex arrays.
+      beta: a number; may be complex only for complex arrays.
+      gamma: a number; may be complex only for complex arrays.
+      op_a: an operator applied to each element of a; see `contract`.
+      op_b: an operator applied to each element of b; see `contract`.
+      op_c: an operator applied to each element of c; see `contract`.
+      compute_type: compute type; see `permute`.
+      implementation: name of an implementation; see `elementwise_binary`.
 
     Returns:
       D, in the dtype of the operands.
 
     Raises:
-      TypeError: for operands that are no floating-point arrays, or scalars that are no numbers.
-      ValueError: as `permute` does.
+      TypeError: if operands are not floating-point arrays, or scalars are not numbers.
+      ValueError: under the conditions of `permute`.
 
     Numerics:
-      As those of `elementwise_binary`.
+      The rules of `elementwise_binary` apply.
 
     Examples:
       >>> import jax.numpy as jnp

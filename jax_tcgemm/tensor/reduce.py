@@ -21,36 +21,36 @@ def reduce(
     compute_type: str | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Reduces an array over modes, and adds another.
+    """Reduce an array over modes and add another array.
 
         D[result] = alpha * op over the other modes of op_a(A[a]) + beta * C[result]
 
     Args:
-      subscripts: the modes of a and, in any order, those of the result, such as `"mhkn->hkn"`.
+      subscripts: the modes of a and, in any order, the modes of the result, such as `"mhkn->hkn"`.
       a: floating-point or complex array.
-      op: add, mul, max or min; the last two for real arrays only.
-      c: array of the result's shape, or None. Required for a `beta` other than 0, and else not
-        read.
-      alpha: a number, complex for complex arrays only.
-      beta: likewise.
-      op_a: an operator applied to each element of a first, as `contract` takes them.
-      compute_type: as `permute` takes it.
-      implementation: "cutensor"; "tcgemm", our reduction kernels, for bare add, max and min over
-        neighbouring modes; "xla"; or None, which is "xla": it fuses the reduction with what makes
-        its operand.
+      op: add, mul, max or min; max and min are for real arrays only.
+      c: array of the result's shape, or None. c is required if `beta` is not 0, and is otherwise
+        not read.
+      alpha: a number; may be complex only for complex arrays.
+      beta: a number; may be complex only for complex arrays.
+      op_a: an operator applied to each element of a before the reduction; see `contract`.
+      compute_type: compute type; see `permute`.
+      implementation: "cutensor"; "tcgemm", this library's reduction kernels, for add, max and min
+        over neighboring modes without other arguments; "xla"; or None, which selects "xla", because
+        XLA can fuse the reduction with the operation that computes a.
 
     Returns:
       D, in the dtype of a.
 
     Raises:
-      TypeError: for an operand that is no floating-point array, or scalars that are no numbers.
-      ValueError: for subscripts that do not fit, an unknown operator, compute type or
-        implementation, or, when the program is lowered, an implementation that cannot run it.
+      TypeError: if the operand is not a floating-point array, or scalars are not numbers.
+      ValueError: if subscripts do not match, or an operator, compute type or implementation is
+        unknown. Also, at lowering, if the named implementation cannot run the operation.
 
     Numerics:
-      float16 and bfloat16 are accumulated in float32 and rounded once. "tcgemm" adds in an order
-      that depends on the shape and the device alone, without atomics. Gradients of a maximum or a
-      minimum are shared evenly by equal elements, as those of `jax.numpy.max`.
+      - float16 and bfloat16 are accumulated in float32 and rounded once.
+      - "tcgemm" adds without atomics, in an order that depends only on the shape and the device.
+      - Equal elements share the gradient of a maximum or minimum evenly, as in `jax.numpy.max`.
 
     Examples:
       >>> import jax.numpy as jnp

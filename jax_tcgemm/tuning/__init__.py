@@ -1,4 +1,4 @@
-"""Measured choices: `jax_tcgemm.autotune` makes them, `load` takes them from a file."""
+"""Measured selections: `jax_tcgemm.autotune` makes a table, `load` reads a table."""
 
 import os
 
@@ -8,22 +8,23 @@ __all__ = ["load"]
 
 
 def load(path: str | os.PathLike) -> tables.Table:
-    """Reads a table and lets it decide in this process, above the cache and what ships.
+    """Read a table of measured selections for use in this process.
 
-    Programs that JAX has compiled keep the choices they were lowered with: call
-    `jax.clear_caches()` afterwards where some of them should change.
+    The table takes precedence over the user's cache and over the tables that ship with the library.
+    Programs that JAX has compiled keep their selections; call `jax.clear_caches()` to lower them
+    again.
 
     Args:
       path: a file that `python -m jax_tcgemm tune --out` or `Tuning.save` wrote. A table of another
-        device has no effect here.
+        device has no effect.
 
     Returns:
       The table.
 
     Raises:
-      TypeError: for what is no path.
-      OSError: when it cannot be read.
-      ValueError: when it is no table of this format.
+      TypeError: if path is not a path.
+      OSError: if the file cannot be read.
+      ValueError: if the file is not a table of this format.
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(

@@ -1,7 +1,7 @@
-"""`autotune`: measures what runs each product of a program fastest, and remembers it.
+"""Public `autotune`: measures and stores the fastest implementation of each product of a program.
 
-Nothing is ever measured inside a traced function: problems are collected while a program is
-traced, and timed outside it, on buffers of random numbers of their own.
+Nothing is measured inside a traced function. Problems are collected while a program is traced, and
+measured outside, on separate buffers of random numbers.
 """
 
 import contextlib
@@ -30,13 +30,13 @@ _NOISE = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """What was measured for one problem.
+    """Measurements of one problem.
 
     Attributes:
       problem: the problem.
-      best: what is used from now on.
-      before: what was chosen before, as measured; None where that failed.
-      measured: everything that was measured to the end, the fastest first.
+      best: the selection from now on.
+      before: the previous selection, as measured, or None if it failed.
+      measured: all completed measurements, fastest first.
     """
 
     problem: Problem
@@ -46,13 +46,13 @@ class Tuned:
 
 
 class Tuning(Sequence):
-    """The result of `autotune`: a sequence of `Tuned` that prints as a table.
+    """Result of `autotune`: a sequence of `Tuned` that prints as a table.
 
-    As a context manager it is empty until the end of the block.
+    As a context manager, the sequence is empty until the end of the block.
 
     Attributes:
-      device: what was measured on.
-      path: the file in the user's cache folder that has the result; None when it was not written.
+      device: the measured device.
+      path: file in the user's cache folder that stores the result, or None if it was not written.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Tuning(Sequence):
 
     @property
     def table(self) -> tables.Table:
-        """The result as a table of measured choices."""
+        """Return the result as a table of measured selections."""
         entries = {}
         for tuned in self:
             best = tuned.best
@@ -100,13 +100,13 @@ class Tuning(Sequence):
         return tables.Table(self.device.key, entries, "jax_tcgemm.autotune")
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the result as JSON, for `jax_tcgemm.tuning.load`.
+        """Write the result as JSON, for `jax_tcgemm.tuning.load`.
 
         Args:
-          path: the file; one that is there is replaced, at once and as a whole.
+          path: the file. An existing file is replaced atomically.
 
         Raises:
-          OSError: when it cannot be written.
+          OSError: if the file cannot be written.
         """
         tables.write_table(path, self.table)
 
@@ -170,44 +170,47 @@ def autotune(
     progress: bool = True,
     **kwargs,
 ) -> Tuning:
-    """Measures what runs each product of a function fastest, and uses that from now on.
+    """Measure implementations of each product of a function and select the fastest from now on.
 
-    Every call of ours in the function that names no implementation is found, as `explain` finds it;
-    each distinct problem is run by the `candidates` configs that the cost model ranks first, by
-    cuBLASLt and by XLA where they can, in turns, on random numbers in buffers that are rotated past
-    the cache. Products of one problem are chosen alike wherever they are. Do this before the
-    program runs for good: with the same tables, the same program always makes the same choices.
+    `autotune` finds every call of this library in the function that does not name an
+    implementation, like `explain`. For each distinct problem, `autotune` measures the `candidates`
+    configs with the shortest estimated times, cuBLASLt and XLA where they can run the problem. The
+    contenders run in turns, on random numbers in buffers that are rotated past the cache. All
+    products of one problem use the same selection. Run `autotune` before production runs: with the
+    same tables, a program always makes the same selections.
 
-    Without a function it is a context manager: the products that are lowered in the block are
-    tuned at its end. JAX's caches are cleared at the start, so that all that runs is lowered::
+    Without a function, `autotune` is a context manager, and the products lowered in the block are
+    tuned at its end. JAX's caches are cleared at the start, so that all functions called in the
+    block are lowered::
 
         with jax_tcgemm.autotune() as tuning:
             step(state, batch)
         print(tuning)
 
-    Where a choice changes, JAX's caches are cleared (`jax.clear_caches()`), so that programs which
-    were compiled before are compiled again, with the new choices, when they are next called.
+    If a selection changes, `autotune` clears JAX's caches (`jax.clear_caches()`), so that programs
+    compiled earlier are compiled with the new selections at their next call.
 
     Args:
-      f: a function of JAX arrays, such as one made by `jax.grad` or `jax.jit`; None for a context.
-      *args: its arguments; `jax.ShapeDtypeStruct`s do. The function itself does not run.
-      budget_s: seconds for each problem, with the compilation of programs, but not of kernels that
+      f: a function of JAX arrays, such as a result of `jax.grad` or `jax.jit`. None gives a context
+        manager.
+      *args: arguments of f, or `jax.ShapeDtypeStruct`s. f itself does not run.
+      budget_s: seconds per problem, including the compilation of programs, but not of kernels that
         are not cached yet.
-      candidates: configs to measure for each problem, beside cuBLASLt and XLA.
-      cache: merge the result into the user's cache folder (TCGEMM_CACHE_DIR), which later
-        processes read; where it cannot be written, the result holds for this process, with a
-        warning.
-      progress: show a progress bar on standard error.
-      **kwargs: its keyword arguments.
+      candidates: number of configs to measure for each problem, besides cuBLASLt and XLA.
+      cache: whether to merge the result into the user's cache folder (TCGEMM_CACHE_DIR), which
+        later processes read. If the folder cannot be written, the result holds for this process,
+        with a warning.
+      progress: whether to show a progress bar on standard error.
+      **kwargs: keyword arguments of f.
 
     Returns:
-      A `Tuning`: a sequence of `Tuned` that prints as a table, with `save(path)`;
-      `jax_tcgemm.tuning.load(path)` reads it again.
+      A `Tuning`, a sequence of `Tuned` that prints as a table. `save(path)` writes the result, and
+      `jax_tcgemm.tuning.load(path)` reads it.
 
     Raises:
-      TypeError: for a function that is none.
-      ValueError: inside a traced function, where nothing can be measured; for arguments without a
-        function; and for a budget or number of candidates that is not positive.
+      TypeError: if f is not a function.
+      ValueError: if called inside a traced function, where nothing can be measured, if arguments
+        are given without a function, or if the budget or the number of candidates is not positive.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm

@@ -1,8 +1,8 @@
-"""`tune_on_first_use`: measures a product that no table knows when it is first lowered.
+"""Public `tune_on_first_use`: measures products without a stored selection at first lowering.
 
-A program is lowered between its trace and its run, when nothing is traced; what is measured then is
-compiled and run by a thread of its own, which has none of the contexts that the program is lowered
-in. A choice stays what it was found to be: the user's table keeps it.
+JAX lowers a program after its trace and before its run, so nothing is being traced at that time. A
+separate thread compiles and runs the measurements, without the contexts in which the program is
+lowered. A selection is final: the user's table stores it.
 """
 
 import concurrent.futures
@@ -34,24 +34,25 @@ _failed: set[Problem] = set()
 
 
 def tune_on_first_use(enabled: bool = True) -> None:
-    """Measures each product that no table knows when it is first lowered, for this process.
+    """Measure each product without a stored selection when the product is first lowered.
 
-    Like `autotune`, for every program there will be: before such a product is compiled, the config
-    that is chosen, others whose kernels are compiled already, cuBLASLt and XLA's own kernel are
-    timed in turns on random numbers, for two seconds at most, and the fastest is kept in the
-    user's cache folder for good. It adds that to the first start of a program, and nothing to later
-    ones. `TCGEMM_TUNE=1` does the same without a change of code.
+    The setting is like `autotune` for every later program of this process. Before such a product is
+    compiled, these contenders are timed in turns on random numbers, for at most two seconds: the
+    selected config, other configs whose kernels are already compiled, cuBLASLt and XLA's kernel.
+    The user's cache folder stores the fastest permanently. The first start of a program takes
+    longer by the time of the measurements; later starts do not. `TCGEMM_TUNE=1` has the same effect
+    without a code change.
 
-    Nothing is measured, and the choice is what it would have been, while another process uses the
-    GPU, and where several processes run one computation, which must choose alike. Not measured,
-    either, are products that name an implementation or whose rows must not depend on one another,
-    and what `autotune` does not measure.
+    Nothing is measured while another process uses the GPU, or if several processes run one
+    computation, because these must make equal selections; the selection is then made as usual.
+    Products that name an implementation, batch-invariant products and products that `autotune` does
+    not measure are not measured, either.
 
     Args:
-      enabled: False stops it, also where TCGEMM_TUNE asks for it.
+      enabled: whether to measure. False disables measurements even if TCGEMM_TUNE enables them.
 
     Raises:
-      TypeError: when `enabled` is neither true nor false.
+      TypeError: if `enabled` is not a bool.
 
     Examples:
       >>> import jax, jax.numpy as jnp, jax_tcgemm
