@@ -6,7 +6,8 @@
 There is one accumulator, or two of a gated product. `unfused` computes the results in JAX, by
 products without an epilogue: it types the primitive, and runs wherever no implementation takes the
 call. The `Encoding` decides what depends on how factors are stored: as plain arrays, with block
-scales, or as a packed weight. Of a grouped product, which has masks, operands may be held by group.
+scales, or as a packed weight. Of a grouped product, which masks the results in rows that belong to
+no group, operands may be held by group.
 
 Parameters, all static: options, encoding, function, a closed jaxpr without constants, none of whose
 arguments are random keys, in_place (None, or the number of the function's operand whose memory the
@@ -30,7 +31,7 @@ from jax_tcgemm.epilogues.parts import parts_of
 from jax_tcgemm.epilogues.reductions import reductions_apart
 from jax_tcgemm.epilogues.rounding import narrowed, of_stored
 from jax_tcgemm.primitives import functions, kept_values
-from jax_tcgemm.primitives.encodings import Encoding, Product
+from jax_tcgemm.primitives.encodings import Encoding, Names, Product
 from jax_tcgemm.primitives.rules import of_derivative, same_varying, transpose_by_parts
 from jax_tcgemm.primitives.transposes import ProductLayout, Reading
 from jax_tcgemm.problem.call_options import CallOptions
@@ -115,8 +116,8 @@ def unfused_on_gpu(*arguments, **params) -> list[jax.Array]:
 
 
 def _unfused(arguments, params) -> list[jax.Array]:
-    function, accs = params["function"], bare_products(*arguments, **params)
-    if (apart := reductions_apart(function)) is not None:
+    accs = bare_products(*arguments, **params)
+    if (apart := _reductions_apart(**params)) is not None:
         return core.jaxpr_as_fun(apart[1])(*accs)
     _, of_stored_products = _stored(**params)
     return _applied(of_stored_products, accs, arguments, params)
@@ -139,13 +140,30 @@ def _stored(*, encoding, function, xla_dtype, **_) -> tuple[np.dtype, core.Close
     return encoding.accumulator, function
 
 
+def _reductions_apart(*, encoding, function, **_):
+    return None if encoding.masks_results else reductions_apart(function)
+
+
 def bare_products(*arguments, **params) -> list[jax.Array]:
     """Return the accumulators of the unfused call, or the results of a call without reductions."""
-    if (apart := reductions_apart(params["function"])) is not None:
+    if (apart := _reductions_apart(**params)) is not None:
         return epilogue_dot_general_p.bind(*arguments, **params | {"function": apart[0]})
     encoding = params["encoding"]
     factors, _ = _split(arguments, encoding)
-    return encoding.accumulators(factors, _stored(**params)[0], params["options"])
+    return _accumulators(encoding, factors, _stored(**params)[0], params["options"])
+
+
+def _accumulators(encoding: Encoding, factors, dtype, options: CallOptions) -> list[jax.Array]:
+    """The accumulators in a dtype, by products without an epilogue."""
+    if not (calls := encoding.product_calls(factors)):
+        return encoding.accumulators(factors, dtype, options)
+
+    def product(encoding, factors):
+        types = encoding.types(factors, options)
+        rounded = jax.make_jaxpr(lambda acc: [acc.astype(dtype)])(*types)
+        return epilogue_dot_general(encoding, factors, (), options, rounded)[0]
+
+    return encoding.apart([product(*call) for call in calls], factors)
 
 
 # --- batching -----------------------------------------------------------------------------------
@@ -163,7 +181,7 @@ def _batch(axis_data, args, dims, **params):
     (factors, operands), (factor_dims, operand_dims) = (_split(x, encoding) for x in (args, dims))
     number, size = encoding.num_accumulators, axis_data.size
     if all(dim is None for dim in factor_dims):
-        accs = _accumulators(encoding, factors, options)
+        accs = _accumulators_of_mapped(encoding, factors, options)
 
         def of_operands(*operands):
             return _applied(function, accs, (*factors, *operands), params)
@@ -178,23 +196,24 @@ def _batch(axis_data, args, dims, **params):
         return out, [0] * len(out)
     encoding, factors, in_acc = found
     out_dims = tuple(_new_dimension(x, function.in_avals[0], in_acc) for x in function.out_avals)
-    in_place, operands, operand_dims = params["in_place"], [*operands], [*operand_dims]
+    in_place, others = params["in_place"], encoding.batched_operands(operands, operand_dims)
+    operands, operand_dims = map(list, others)
     if in_place is not None and operand_dims[in_place] is None:
         in_place = None
     elif in_place is not None:  # It lies as the result does.
         operands[in_place] = jnp.moveaxis(operands[in_place], operand_dims[in_place], out_dims[0])
         operand_dims[in_place] = out_dims[0]
-    types = *encoding.types(factors, options), *map(jax.typeof, operands)
-    function = functions.mapped(
-        function, types, (*[in_acc] * number, *operand_dims), out_dims, size
-    )
+    types = tuple(encoding.argument_types(factors, operands, options))
+    in_dims = *[in_acc] * number, *operand_dims
+    function = functions.mapped(function, types, in_dims, out_dims, size)
     how = {"in_place": in_place, "xla_dtype": params["xla_dtype"]}
     return epilogue_dot_general(encoding, factors, operands, options, function, **how), out_dims
 
 
-def _accumulators(encoding: Encoding, factors, options: CallOptions) -> list[jax.Array]:
+def _accumulators_of_mapped(encoding: Encoding, factors, options: CallOptions) -> list[jax.Array]:
+    """The accumulators that a function of mapped operands alone takes."""
     if encoding.has_bare_products:
-        return encoding.accumulators(factors, encoding.accumulator, options)
+        return _accumulators(encoding, factors, encoding.accumulator, options)
     identity = jax.make_jaxpr(lambda *accs: accs)(*encoding.types(factors, options))
     return epilogue_dot_general(encoding, factors, (), options, identity)
 
@@ -302,16 +321,27 @@ def division_of(*avals_and_params) -> partitioning.Division:
     """
     *avals, params = avals_and_params
     encoding, options = params["encoding"].unsharded(), params["options"]
-    factors, _ = _split(avals, encoding)
+    factors, operands = _split(avals, encoding)
     parts = parts_of(params["function"], encoding.num_accumulators)
     names = encoding.names(factors)
-    others, results, of_function = functions.names_of_parts(parts, names.accumulator)
+    others, results = functions.names_of_parts(parts, names.accumulator)
+    others = encoding.names_of_operands(factors, operands, others)
+
+    def bind(encoding, factors, operands):
+        of_shards = jax.make_jaxpr(parts)(*encoding.argument_types(factors, operands, options))
+        how = params | {"encoding": encoding, "function": of_shards}
+        return tuple(epilogue_dot_general_p.bind(*factors, *operands, **how))
 
     def call(*arguments):
-        factors, operands = _split(arguments, encoding)
-        own = jax.make_jaxpr(parts)(*encoding.types(factors, options), *map(jax.typeof, operands))
-        how = params | {"encoding": encoding, "function": own}
-        return tuple(epilogue_dot_general_p.bind(*arguments, **how))
+        return bind(encoding, *_split(arguments, encoding))
+
+    def call_at(layout):
+        def call(*shards):
+            factors, operands = _split(shards, encoding)
+            found = bind(*encoding.of_shards(layout, factors), operands)
+            return tuple(map(_addend, found)) if layout.reduced else found
+
+        return call
 
     # Products are summed over devices in the dtype of a layer's result, two of them at once.
     summed, wide = params["xla_dtype"] or encoding.accumulator, encoding.accumulator
@@ -325,7 +355,10 @@ def division_of(*avals_and_params) -> partitioning.Division:
         accs = encoding.apart([x.astype(wide) for x in products], factors)
         return tuple(parts(*accs, *operands))
 
-    by_sums = {}
+    dtypes = [x.dtype for x in params["function"].out_avals]
+    by_sums = {
+        "finish": lambda sums: tuple(x.astype(t) for x, t in zip(sums, dtypes, strict=True)),
+    }
     if names.product is not None:
         both = ("both",) if encoding.num_products > 1 else ()
         of_function_alone = tuple(range(encoding.num_factors, len(avals)))
@@ -335,9 +368,23 @@ def division_of(*avals_and_params) -> partitioning.Division:
         operands=(*names.factors, *others),
         results=tuple(results),
         call=call,
-        whole=tuple(sorted(names.whole | of_function)),
+        call_at=call_at,
+        whole=_whole(names, parts, (*others, *results)),
+        even=names.even,
         **by_sums,
     )
+
+
+def _whole(names: Names, parts, of_function: Sequence) -> tuple[str, ...]:
+    """The dimensions that are not divided, given the names of the function's arrays."""
+    known = {name for own in (names.accumulator, *names.factors) for name in own}
+    own = {name for each in of_function for name in each} - known
+    return tuple(sorted(names.whole | own | {names.accumulator[dim] for dim in parts.whole}))
+
+
+def _addend(x: jax.Array) -> jax.Array:
+    """A result as it is summed over devices, of which all but one have zeros."""
+    return x.astype(np.uint8) if x.dtype == np.bool_ else x
 
 
 def obstacle_to_division(

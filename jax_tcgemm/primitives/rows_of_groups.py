@@ -76,20 +76,6 @@ def padded(by_group: Sequence[bool], number: int) -> tuple[bool, ...]:
     return (*by_group, *[False] * number)[:number]
 
 
-def types_given(operands: Sequence, by_group: Sequence[bool], shape: Sequence[int]) -> list:
-    """Return the types of what the function takes, from those of its operands.
-
-    Args:
-      operands: types of the operands as they are held.
-      by_group: as of `RowsOfGroups`.
-      shape: of an accumulator.
-    """
-    return [
-        jax.ShapeDtypeStruct((*shape[:-1], x.shape[-1]), x.dtype) if own else x
-        for x, own in zip(operands, padded(by_group, len(operands)), strict=True)
-    ]
-
-
 def _numbers(group_sizes, group_offset, groups: int, num_rows: int) -> jax.Array:
     num_sizes = group_sizes.shape[-1]
     ends = ragged_division.ends_of_groups(group_sizes, num_rows)

@@ -11,12 +11,13 @@ from jax.core import ShapedArray
 from jax.extend import core
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import epilogue, packed_epilogue
+from jax_tcgemm.device import epilogue, grouped_epilogue, packed_epilogue
 from jax_tcgemm.primitives.transposes import ProductLayout
 from jax_tcgemm.problem.call_options import CallOptions
+from jax_tcgemm.sharding.layout import Layout
 from jax_tcgemm.system import jax_internals
 
-Product = epilogue.Product | packed_epilogue.Product
+Product = epilogue.Product | packed_epilogue.Product | grouped_epilogue.Product
 
 
 class Batched(NamedTuple):
@@ -42,12 +43,14 @@ class Names(NamedTuple):
       whole: names of dimensions that are not divided.
       product: names of the dimensions of a product that devices may sum, None if they do not divide
         what is contracted.
+      even: names of dimensions that are divided into equal shards only.
     """
 
     factors: tuple[tuple[str, ...], ...]
     accumulator: tuple[str, ...]
     whole: frozenset[str]
     product: tuple[str, ...] | None = None
+    even: tuple[str, ...] = ()
 
 
 class Encoding(abc.ABC):
@@ -62,6 +65,7 @@ class Encoding(abc.ABC):
       stores_narrow: whether accumulators may be stored in the dtype that the function rounds them
         to, where it does nothing else with them.
       has_bare_products: whether products without a function run as calls of their own.
+      masks_results: whether `masked` changes results, so that the function must reduce its own.
       layout: what a product that reads through transposes of its factors changes, or None.
     """
 
@@ -72,6 +76,7 @@ class Encoding(abc.ABC):
     num_products: int = 1
     stores_narrow: bool = True
     has_bare_products: bool = True
+    masks_results: bool = False
     layout: ProductLayout | None = None
 
     @property
@@ -86,6 +91,11 @@ class Encoding(abc.ABC):
     def unsharded(self) -> "Encoding":
         """Return the encoding of one device's product."""
         return self
+
+    def of_shards(self, layout: Layout, factors: Sequence) -> tuple["Encoding", Sequence]:
+        """Return the encoding and the factors of one device's product, from shards of factors."""
+        del layout
+        return self, factors
 
     @abc.abstractmethod
     def products(
@@ -102,6 +112,14 @@ class Encoding(abc.ABC):
     ) -> list[jax.Array]:
         """Compute the accumulators in a dtype, by primitives without an epilogue."""
         return self.apart(self.products(factors, dtype, options), factors)
+
+    def product_calls(self, factors: Sequence[jax.Array]) -> Sequence[tuple["Encoding", Sequence]]:
+        """Return encoding and factors of each product that is a call of the primitive.
+
+        () if `products` computes them all.
+        """
+        del factors
+        return ()
 
     def types(self, factors: Sequence, options: CallOptions) -> list:
         """Return the types of the accumulators that a function takes."""
@@ -132,6 +150,10 @@ class Encoding(abc.ABC):
           reduces: whether the function reduces.
           mesh_axis: the explicit mesh axis that divides the mapped dimension, or None.
         """
+
+    def batched_operands(self, operands: Sequence, dims: Sequence) -> tuple[Sequence, Sequence]:
+        """Return the function's operands beside mapped factors, and the new dimension of each."""
+        return operands, dims
 
     def given(self, factors: Sequence[jax.Array], operands: Sequence, options: CallOptions):
         """Return what the function takes of its operands, some of which may be None."""
@@ -181,6 +203,11 @@ class Encoding(abc.ABC):
     @abc.abstractmethod
     def names(self, factors: Sequence) -> Names:
         """Name the dimensions that devices may divide, from the types of the factors."""
+
+    def names_of_operands(self, factors: Sequence, operands: Sequence, names: list) -> list:
+        """Name the dimensions of the function's operands, given the names by what it takes."""
+        del factors, operands
+        return names
 
     @abc.abstractmethod
     def obstacle_to_division(
