@@ -1,7 +1,7 @@
 """The primitive `tcgemm_epilogue_dot_general`: a product and an epilogue function of it.
 
     accs = encoding.accumulators(factors)
-    results = encoding.masked(function(*accs, *encoding.given(operands)))
+    results = rows.masked(function(*accs, *rows.given(operands)))
 
 There is one accumulator, or two of a gated product. `unfused` computes the results in JAX, by
 products without an epilogue: it types the primitive, and runs wherever no implementation takes the
@@ -127,8 +127,8 @@ def _applied(function: core.ClosedJaxpr, accs, arguments, params) -> list[jax.Ar
     """The results, from accumulators that are arrays."""
     encoding, options = params["encoding"], params["options"]
     factors, operands = _split(arguments, encoding)
-    given = encoding.given(factors, operands, options)
-    return encoding.masked(factors, core.jaxpr_as_fun(function)(*accs, *given), options)
+    rows = encoding.rows(factors, options)
+    return rows.masked(core.jaxpr_as_fun(function)(*accs, *rows.given(operands)))
 
 
 def _stored(*, encoding, function, xla_dtype, **_) -> tuple[np.dtype, core.ClosedJaxpr]:
@@ -141,6 +141,7 @@ def _stored(*, encoding, function, xla_dtype, **_) -> tuple[np.dtype, core.Close
 
 
 def _reductions_apart(*, encoding, function, **_):
+    """`reductions_apart` of a function whose results the call returns as they are, else None."""
     return None if encoding.masks_results else reductions_apart(function)
 
 
@@ -260,10 +261,8 @@ def _jvp(primals, tangents, **params):
     def run(kept):
         return epilogue_dot_general_p.bind(*primals, **params | {"function": kept})
 
-    how = {
-        "expand": lambda xs: encoding.given(factors, xs, options),
-        "mask": lambda xs: encoding.masked(factors, xs, options),
-    }
+    rows = encoding.rows(factors, options)
+    how = {"expand": rows.given, "mask": rows.masked}
     return kept_values.jvp(params["function"], run, operands, daccs, rest, **how)
 
 
@@ -355,10 +354,11 @@ def division_of(*avals_and_params) -> partitioning.Division:
         accs = encoding.apart([x.astype(wide) for x in products], factors)
         return tuple(parts(*accs, *operands))
 
-    dtypes = [x.dtype for x in params["function"].out_avals]
-    by_sums = {
-        "finish": lambda sums: tuple(x.astype(t) for x, t in zip(sums, dtypes, strict=True)),
-    }
+    def converted(sums):
+        types = params["function"].out_avals
+        return tuple(x.astype(own.dtype) for x, own in zip(sums, types, strict=True))
+
+    by_sums = {"finish": converted}
     if names.product is not None:
         both = ("both",) if encoding.num_products > 1 else ()
         of_function_alone = tuple(range(encoding.num_factors, len(avals)))

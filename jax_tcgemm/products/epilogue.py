@@ -181,9 +181,8 @@ def with_encoded_epilogue_of_groups(
     if accs is None:
         out = epilogue_dot_general(encoding, factors, operands, options, traced.function)
     else:
-        given = encoding.given(factors, operands, options)
-        out = core.jaxpr_as_fun(traced.function)(*accs, *given)
-        out = encoding.masked(factors, out, options)
+        rows = encoding.rows(factors, options)
+        out = rows.masked(core.jaxpr_as_fun(traced.function)(*accs, *rows.given(operands)))
     return jax.tree.unflatten(traced.results, out)
 
 

@@ -53,6 +53,18 @@ class Names(NamedTuple):
     even: tuple[str, ...] = ()
 
 
+class Rows:
+    """The rows of a product's accumulators: the function takes operands as they are."""
+
+    def given(self, operands: Sequence) -> Sequence:
+        """Return what the function takes of its operands, some of which may be None."""
+        return operands
+
+    def masked(self, results: Sequence) -> Sequence:
+        """Return the results of the call from those of the function."""
+        return results
+
+
 class Encoding(abc.ABC):
     """An encoding of a product's factors: a frozen dataclass that is a parameter of the primitive.
 
@@ -65,7 +77,7 @@ class Encoding(abc.ABC):
       stores_narrow: whether accumulators may be stored in the dtype that the function rounds them
         to, where it does nothing else with them.
       has_bare_products: whether products without a function run as calls of their own.
-      masks_results: whether `masked` changes results, so that the function must reduce its own.
+      masks_results: whether `Rows.masked` changes results, which are not to be reduced then.
       layout: what a product that reads through transposes of its factors changes, or None.
     """
 
@@ -128,7 +140,7 @@ class Encoding(abc.ABC):
         return _types(self, types, options.selecting(), jax_internals.trace_context())
 
     def argument_types(self, factors: Sequence, operands: Sequence, options: CallOptions) -> list:
-        """Return the types of a function's arguments: of accumulators and of `given`."""
+        """Return the types of a function's arguments: of accumulators and of `Rows.given`."""
         return [*self.types(factors, options), *map(_type_of, operands)]
 
     @abc.abstractmethod
@@ -155,15 +167,10 @@ class Encoding(abc.ABC):
         """Return the function's operands beside mapped factors, and the new dimension of each."""
         return operands, dims
 
-    def given(self, factors: Sequence[jax.Array], operands: Sequence, options: CallOptions):
-        """Return what the function takes of its operands, some of which may be None."""
+    def rows(self, factors: Sequence[jax.Array], options: CallOptions) -> Rows:
+        """Return what rows of a function's operands and results are."""
         del factors, options
-        return operands
-
-    def masked(self, factors: Sequence[jax.Array], results: Sequence, options: CallOptions):
-        """Return the results of the call from those of the function."""
-        del factors, options
-        return results
+        return Rows()
 
     def types_given(self, factors: Sequence, operands: Sequence) -> Sequence:
         """Return the types of what the function takes of its operands, from their types."""

@@ -5,7 +5,6 @@ where it is broadcast. The function takes, for each row, the operand of the row'
 (*batch, rows, n) or (*batch, rows, 1), and 0 for rows that belong to no group.
 """
 
-import abc
 from collections.abc import Sequence
 
 import jax
@@ -14,9 +13,8 @@ from jax import lax
 
 from jax_tcgemm import selection
 from jax_tcgemm.primitives.encodings import Encoding
-from jax_tcgemm.primitives.rows_of_groups import RowsOfGroups, padded
+from jax_tcgemm.primitives.encodings.rows_of_groups import padded
 from jax_tcgemm.primitives.rules import same_varying
-from jax_tcgemm.problem.call_options import CallOptions
 
 
 class Grouped(Encoding):
@@ -28,32 +26,20 @@ class Grouped(Encoding):
 
     by_group: tuple[bool, ...]
 
-    @abc.abstractmethod
-    def rows(self, factors: Sequence, options: CallOptions) -> RowsOfGroups:
-        """Return the rows of the accumulators and the groups that they belong to."""
-
-    def given(self, factors, operands, options):
-        """Give, for each row, the operands of its group."""
-        return self.rows(factors, options).given(operands) if any(self.by_group) else operands
-
-    def masked(self, factors, results, options):
-        """Write zeros in rows that belong to no group."""
-        return self.rows(factors, options).masked(results) if self.masks_results else results
-
     def argument_types(self, factors, operands, options):
         """Trace what the function is given of operands by group, which vary as the factors do."""
         if not any(self.by_group):
             return super().argument_types(factors, operands, options)
 
         def made(factors, operands):
-            return self.given(same_varying(*factors), operands, options)
+            return self.rows(same_varying(*factors), options).given(operands)
 
         with selection.unseen():
             given = jax.make_jaxpr(made)(factors, operands).out_avals
         return [*self.types(factors, options), *given]
 
     def types_given(self, factors, operands):
-        """Return the types of `given`."""
+        """Return the types of what is given for each row."""
         rows = self.shape(factors)[:-1]
         return [
             jax.ShapeDtypeStruct((*rows, x.shape[-1]), x.dtype) if is_by_group else x

@@ -19,9 +19,10 @@ import numpy as np
 
 from jax_tcgemm.device import packed_epilogue
 from jax_tcgemm.primitives import functions, packed_dot
-from jax_tcgemm.primitives.encodings import Batched, Names
+from jax_tcgemm.primitives.encodings import Batched, Names, Rows
 from jax_tcgemm.primitives.encodings.grouped import Grouped
 from jax_tcgemm.primitives.encodings.plain import Plain
+from jax_tcgemm.primitives.encodings.rows_of_groups import RowsOfGroups, padded
 from jax_tcgemm.primitives.packed_weight import (
     arrays_of,
     division_of_weight,
@@ -29,7 +30,6 @@ from jax_tcgemm.primitives.packed_weight import (
     rows_of_weight,
     weight_of,
 )
-from jax_tcgemm.primitives.rows_of_groups import RowsOfGroups, padded
 from jax_tcgemm.primitives.rules import moved, same_varying
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
 from jax_tcgemm.problem.layers import halves
@@ -86,7 +86,9 @@ class Packed(Grouped):
         return self.grouped and not self.keeps_zeros
 
     def rows(self, factors, options):
-        """Return the rows of the accumulators of a grouped product."""
+        """Return the rows of groups, unless the function keeps zeros and so takes no operands."""
+        if not self.masks_results:
+            return Rows()
         _, _, weight, groups = self._split(factors)
         shape = self.shape(factors)
         return RowsOfGroups.of(*groups, weight[0].shape[0], shape, self.by_group, options)

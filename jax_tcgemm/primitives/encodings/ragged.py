@@ -20,7 +20,7 @@ from jax_tcgemm.device import dense, grouped_epilogue
 from jax_tcgemm.primitives import ragged_dot as plain
 from jax_tcgemm.primitives.encodings import Batched, Names
 from jax_tcgemm.primitives.encodings.grouped import Grouped
-from jax_tcgemm.primitives.rows_of_groups import RowsOfGroups, padded
+from jax_tcgemm.primitives.encodings.rows_of_groups import RowsOfGroups, padded
 from jax_tcgemm.primitives.rules import is_moving
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.dtypes import accumulator_dtype
@@ -106,11 +106,7 @@ class Ragged(Grouped):
             "preferred_element_type": dtype,
             "out_sharding": self.out_sharding,
         }
-        rights = [rhs]
-        if self.gated:
-            rights = (
-                matrices(rhs) if has_divided_columns(rhs) else [lax.collapse(rhs, rhs.ndim - 2)]
-            )
+        rights = side_by_side(rhs) if self.gated else [rhs]
         return [plain.ragged_dot(lhs, right, *rest, **how) for right in rights]
 
     def apart(self, products, factors):
@@ -199,11 +195,9 @@ class Ragged(Grouped):
         return plain.flops(*own, **params) * self.num_accumulators
 
 
-def has_divided_columns(rhs: jax.Array) -> bool:
-    """Whether explicit axes divide the columns, so that gate and up cannot be put side by side."""
-    return bool(jax.typeof(rhs).sharding.spec.partitions[-1])
-
-
-def matrices(rhs: jax.Array) -> list[jax.Array]:
-    """Return gate and up of (*b, g, k, 2, n)."""
-    return [rhs[..., 0, :], rhs[..., 1, :]]
+def side_by_side(rhs: jax.Array) -> list[jax.Array]:
+    """Return gate and up of (*b, g, k, 2, n) in one array (*b, g, k, 2 * n), or else in two."""
+    if jax.typeof(rhs).sharding.spec.partitions[-1]:
+        # Columns that are divided by explicit axes cannot be put side by side.
+        return [rhs[..., 0, :], rhs[..., 1, :]]
+    return [lax.collapse(rhs, rhs.ndim - 2)]

@@ -16,7 +16,7 @@ from jax import lax
 from jax_tcgemm.primitives import functions
 from jax_tcgemm.primitives.encodings import Batched
 from jax_tcgemm.primitives.encodings.block_scaled import dequantised
-from jax_tcgemm.primitives.encodings.ragged import Factors, Ragged, has_divided_columns, matrices
+from jax_tcgemm.primitives.encodings.ragged import Factors, Ragged, side_by_side
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.precision import of_dequantized
 from jax_tcgemm.problem.quantized import spread_along
@@ -42,23 +42,23 @@ class RaggedBlockScaled(Ragged):
         return self._plain.products(factors, dtype, options.of_dequantized_blocks())
 
     def product_calls(self, factors):
-        """Multiply by gate and up with scales of blocks, once by both side by side."""
+        """Multiply by gate and up as products with scales of blocks, once by both side by side."""
         if not self.gated:
             return ()
         lhs, rhs, sizes, offset, lhs_scales, scales = factors
-        of_lhs, (columns, depth) = self.blocks
-        n = rhs.shape[-1]
-        if has_divided_columns(rhs):
-            pairs = zip(matrices(rhs), (scales[..., i, :, :] for i in range(2)), strict=True)
+        rights, (of_lhs, (columns, depth)) = side_by_side(rhs), self.blocks
+        if len(rights) > 1:
+            of_rights = [scales[..., i, :, :] for i in range(2)]
         else:
+            n, axis = rhs.shape[-1], scales.ndim - 2
             if n % columns != 0:
                 # A short block of one matrix has the other one's columns behind it.
-                scales, columns = spread_along(scales.ndim - 2, scales, n, columns), 1
-            scales = lax.collapse(scales, scales.ndim - 3, scales.ndim - 1)
-            pairs = [(lax.collapse(rhs, rhs.ndim - 2), scales)]
+                scales, columns = spread_along(axis, scales, n, columns), 1
+            of_rights = [lax.collapse(scales, axis - 1, axis + 1)]
         blocks = of_lhs, (columns, depth)
         own = dataclasses.replace(self, gated=False, by_group=(), blocks=blocks)
-        return [(own, (lhs, x, sizes, offset, lhs_scales, scale)) for x, scale in pairs]
+        pairs = zip(rights, of_rights, strict=True)
+        return [(own, (lhs, right, sizes, offset, lhs_scales, x)) for right, x in pairs]
 
     @property
     def _plain(self) -> Ragged:

@@ -15,12 +15,13 @@ from jax import lax
 from jax_tcgemm import selection
 from jax_tcgemm.device.rows import take
 from jax_tcgemm.primitives import ragged_dot as plain
+from jax_tcgemm.primitives.encodings import Rows
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.sharding import partitioning, ragged_division
 
 
 @dataclasses.dataclass(frozen=True)
-class RowsOfGroups:
+class RowsOfGroups(Rows):
     """The rows of a product's accumulators.
 
     Attributes:
