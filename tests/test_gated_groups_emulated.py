@@ -19,7 +19,7 @@ from mutants import WRONG, mutants
 from jax_tcgemm import selection
 from jax_tcgemm.device import fused
 from jax_tcgemm.kernels import nvrtc
-from jax_tcgemm.primitives import epilogue_dot_general
+from jax_tcgemm.primitives import epilogue_product
 from jax_tcgemm.primitives.encodings.ragged import Ragged
 from jax_tcgemm.primitives.encodings.ragged_block_scaled import RaggedBlockScaled
 from jax_tcgemm.problem.call_options import CallOptions
@@ -86,7 +86,7 @@ class Case:
             "encoding": encoding,
             "function": jax.make_jaxpr(layer)(acc, acc, types[-2], of_rows),
         }
-        product = epilogue_dot_general.product_of(*types, params)
+        product = epilogue_product.product_of(*types, params)
         return fused.make_plan(product, selection.target_device("cuda"))
 
     @property

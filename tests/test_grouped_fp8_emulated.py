@@ -18,7 +18,7 @@ from mutants import WRONG, mutants
 from jax_tcgemm import selection
 from jax_tcgemm.device import fused
 from jax_tcgemm.kernels import nvrtc
-from jax_tcgemm.primitives import epilogue_dot_general
+from jax_tcgemm.primitives import epilogue_product
 from jax_tcgemm.primitives.encodings.ragged_block_scaled import RaggedBlockScaled
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
@@ -155,7 +155,7 @@ def planned() -> fused.Plan:
         "encoding": RaggedBlockScaled(GROUPS, blocks=((2, 128), (72, 256)), by_group=(False, True)),
         "function": jax.make_jaxpr(lambda *x: [softened(*x)])(acc, types[-2], of_rows),
     }
-    product = epilogue_dot_general.product_of(*types, params)
+    product = epilogue_product.product_of(*types, params)
     return fused.make_plan(product, selection.target_device("cuda"))
 
 

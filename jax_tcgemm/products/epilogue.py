@@ -16,7 +16,7 @@ from jax_tcgemm.primitives.encodings.packed import Packed
 from jax_tcgemm.primitives.encodings.plain import Plain
 from jax_tcgemm.primitives.encodings.ragged import Factors, Ragged
 from jax_tcgemm.primitives.encodings.ragged_block_scaled import RaggedBlockScaled
-from jax_tcgemm.primitives.epilogue_dot_general import epilogue_dot_general, with_layer
+from jax_tcgemm.primitives.epilogue_product import epilogue_product, with_layer
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.layers import Layer
 from jax_tcgemm.problem.precision import canonical_precision
@@ -155,7 +155,7 @@ def with_encoded_epilogue(
     """
     types = encoding.types(factors, options)
     traced, operands = _checked(options.function, types, epilogue, operands)
-    out = epilogue_dot_general(encoding, factors, operands, options, traced.function)
+    out = epilogue_product(encoding, factors, operands, options, traced.function)
     return jax.tree.unflatten(traced.results, out)
 
 
@@ -179,7 +179,7 @@ def with_encoded_epilogue_of_groups(
     traced = _trace(epilogue, tuple(encoding.argument_types(factors, operands, options)))
     _check_results(op, traced, shape, may_reduce=False)
     if accs is None:
-        out = epilogue_dot_general(encoding, factors, operands, options, traced.function)
+        out = epilogue_product(encoding, factors, operands, options, traced.function)
     else:
         rows = encoding.rows(factors, options)
         out = rows.masked(core.jaxpr_as_fun(traced.function)(*accs, *rows.given(operands)))

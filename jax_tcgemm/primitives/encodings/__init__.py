@@ -1,4 +1,4 @@
-"""How the factors of a product are stored, for the rules of `tcgemm_epilogue_dot_general`."""
+"""How the factors of a product are stored, for the rules of `tcgemm_epilogue_product`."""
 
 import abc
 import functools
@@ -168,7 +168,7 @@ class Encoding(abc.ABC):
         return operands, dims
 
     def rows(self, factors: Sequence[jax.Array], options: CallOptions) -> Rows:
-        """Return what rows of a function's operands and results are."""
+        """Return the rows of the accumulators, to which operands and results belong."""
         del factors, options
         return Rows()
 

@@ -1,4 +1,4 @@
-"""The primitive `tcgemm_epilogue_dot_general`: a product and an epilogue function of it.
+"""The primitive `tcgemm_epilogue_product`: a product and an epilogue function of it.
 
     accs = encoding.accumulators(factors)
     results = rows.masked(function(*accs, *rows.given(operands)))
@@ -40,11 +40,11 @@ from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system import jax_internals
 from jax_tcgemm.system.jax_internals import ad, batching
 
-epilogue_dot_general_p = core.Primitive("tcgemm_epilogue_dot_general")
-epilogue_dot_general_p.multiple_results = True
+epilogue_product_p = core.Primitive("tcgemm_epilogue_product")
+epilogue_product_p.multiple_results = True
 
 
-def epilogue_dot_general(
+def epilogue_product(
     encoding: Encoding,
     factors: Sequence[jax.Array],
     operands: Sequence[jax.Array],
@@ -60,12 +60,12 @@ def epilogue_dot_general(
     has closed over become operands, too.
     """
     jax_internals.register_imported()
-    found = encoding.instead(factors, operands, options, function, epilogue_dot_general)
+    found = encoding.instead(factors, operands, options, function, epilogue_product)
     if found is not None:
         return found
     function, constants = functions.hoist(function)
     function, operands = functions.without_keys(function, (*operands, *constants))
-    return epilogue_dot_general_p.bind(
+    return epilogue_product_p.bind(
         *same_varying(*factors),
         *operands,
         options=options,
@@ -85,11 +85,11 @@ def with_layer(
     *,
     in_place: int | None = None,
 ) -> list[jax.Array]:
-    """`epilogue_dot_general` with the epilogue of a layer."""
+    """`epilogue_product` with the epilogue of a layer."""
     types = encoding.argument_types(factors, operands, options)
     function = functions.traced(layer, tuple(types))
     how = {"in_place": in_place, "xla_dtype": layer.xla_dtype(*operands)}
-    return epilogue_dot_general(encoding, factors, operands, options, function, **how)
+    return epilogue_product(encoding, factors, operands, options, function, **how)
 
 
 def _split(arguments: Sequence, encoding: Encoding) -> tuple[Sequence, Sequence]:
@@ -148,7 +148,7 @@ def _reductions_apart(*, encoding, function, **_):
 def bare_products(*arguments, **params) -> list[jax.Array]:
     """Return the accumulators of the unfused call, or the results of a call without reductions."""
     if (apart := _reductions_apart(**params)) is not None:
-        return epilogue_dot_general_p.bind(*arguments, **params | {"function": apart[0]})
+        return epilogue_product_p.bind(*arguments, **params | {"function": apart[0]})
     encoding = params["encoding"]
     factors, _ = _split(arguments, encoding)
     return _accumulators(encoding, factors, _stored(**params)[0], params["options"])
@@ -162,7 +162,7 @@ def _accumulators(encoding: Encoding, factors, dtype, options: CallOptions) -> l
     def product(encoding, factors):
         types = encoding.types(factors, options)
         rounded = jax.make_jaxpr(lambda acc: [acc.astype(dtype)])(*types)
-        return epilogue_dot_general(encoding, factors, (), options, rounded)[0]
+        return epilogue_product(encoding, factors, (), options, rounded)[0]
 
     return encoding.apart([product(*call) for call in calls], factors)
 
@@ -176,7 +176,7 @@ def _batch(axis_data, args, dims, **params):
     If only operands of the function are mapped, the product is computed once.
     """
     if all(dim is None for dim in dims):
-        out = epilogue_dot_general_p.bind(*args, **params)
+        out = epilogue_product_p.bind(*args, **params)
         return out, [None] * len(out)
     encoding, options, function = (params[key] for key in ("encoding", "options", "function"))
     (factors, operands), (factor_dims, operand_dims) = (_split(x, encoding) for x in (args, dims))
@@ -208,7 +208,7 @@ def _batch(axis_data, args, dims, **params):
     in_dims = *[in_acc] * number, *operand_dims
     function = functions.mapped(function, types, in_dims, out_dims, size)
     how = {"in_place": in_place, "xla_dtype": params["xla_dtype"]}
-    return epilogue_dot_general(encoding, factors, operands, options, function, **how), out_dims
+    return epilogue_product(encoding, factors, operands, options, function, **how), out_dims
 
 
 def _accumulators_of_mapped(encoding: Encoding, factors, options: CallOptions) -> list[jax.Array]:
@@ -216,7 +216,7 @@ def _accumulators_of_mapped(encoding: Encoding, factors, options: CallOptions) -
     if encoding.has_bare_products:
         return _accumulators(encoding, factors, encoding.accumulator, options)
     identity = jax.make_jaxpr(lambda *accs: accs)(*encoding.types(factors, options))
-    return epilogue_dot_general(encoding, factors, (), options, identity)
+    return epilogue_product(encoding, factors, (), options, identity)
 
 
 def _new_dimension(result, acc, in_acc: int) -> int:
@@ -241,7 +241,7 @@ def _reduces(function: core.ClosedJaxpr, num_accumulators: int) -> bool:
     return any(result.reduction is not None for result in source.results)
 
 
-batching.fancy_primitive_batchers[epilogue_dot_general_p] = _batch
+batching.fancy_primitive_batchers[epilogue_product_p] = _batch
 
 
 # --- differentiation ----------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def _jvp(primals, tangents, **params):
     daccs = encoding.tangents(factors, moving, options)
 
     def run(kept):
-        return epilogue_dot_general_p.bind(*primals, **params | {"function": kept})
+        return epilogue_product_p.bind(*primals, **params | {"function": kept})
 
     rows = encoding.rows(factors, options)
     how = {"expand": rows.given, "mask": rows.masked}
@@ -275,9 +275,9 @@ def _series(primals, series, **params):
     return functions.series(unfused, primals, series, **of_derivative(params))
 
 
-ad.primitive_jvps[epilogue_dot_general_p] = _jvp
-ad.primitive_transposes[epilogue_dot_general_p] = _transpose
-jax_internals.register_jet(epilogue_dot_general_p, _series)
+ad.primitive_jvps[epilogue_product_p] = _jvp
+ad.primitive_transposes[epilogue_product_p] = _transpose
+jax_internals.register_jet(epilogue_product_p, _series)
 
 
 # --- other interpreters of JAX ------------------------------------------------------------------
@@ -288,7 +288,7 @@ def _flops(*arguments, encoding, **_) -> int:
     return encoding.flops(_split(arguments, encoding)[0])
 
 
-jax_internals.register_roofline(epilogue_dot_general_p, _flops)
+jax_internals.register_roofline(epilogue_product_p, _flops)
 
 
 # --- typing and lowering --------------------------------------------------------------------------
@@ -329,7 +329,7 @@ def division_of(*avals_and_params) -> partitioning.Division:
     def bind(encoding, factors, operands):
         of_shards = jax.make_jaxpr(parts)(*encoding.argument_types(factors, operands, options))
         how = params | {"encoding": encoding, "function": of_shards}
-        return tuple(epilogue_dot_general_p.bind(*factors, *operands, **how))
+        return tuple(epilogue_product_p.bind(*factors, *operands, **how))
 
     def call(*arguments):
         return bind(encoding, *_split(arguments, encoding))
@@ -412,7 +412,7 @@ def _with_layout(params, layout: ProductLayout) -> dict:
 
 READING = Reading(_layout_of, _with_layout)
 
-_rules = epilogue_dot_general_p, unfused, product_of
+_rules = epilogue_product_p, unfused, product_of
 functions.define_types(*_rules)
 functions.define_lowering(
     *_rules,
