@@ -26,8 +26,7 @@ from jax.extend.core.primitives import dot_general_p as lax_dot_general_p
 from jax_tcgemm.primitives.blas import blas_p
 from jax_tcgemm.primitives.contract import contract_p
 from jax_tcgemm.primitives.dot_general import dot_general_p
-from jax_tcgemm.primitives.epilogue_dot_general import epilogue_dot_general_p
-from jax_tcgemm.primitives.epilogue_ragged_dot import epilogue_ragged_dot_p
+from jax_tcgemm.primitives.epilogue_product import epilogue_product_p
 from jax_tcgemm.primitives.packed_dot import packed_dot_p
 from jax_tcgemm.primitives.ragged_dot import ragged_dot_p
 from jax_tcgemm.problem.operation import dot_dimensions
@@ -55,9 +54,9 @@ def _product_dimensions(primitive, avals, params):
     """
     if primitive is dot_general_p:
         return params["dimension_numbers"]
-    if primitive is epilogue_dot_general_p:
+    if primitive is epilogue_product_p:
         return _BATCH if params["encoding"].num_batch else _NO_BATCH
-    if primitive in (ragged_dot_p, epilogue_ragged_dot_p, packed_dot_p):
+    if primitive in (ragged_dot_p, packed_dot_p):
         return _NO_BATCH
     if primitive is contract_p:
         return dot_dimensions(*params["modes"], params["result"])[0]

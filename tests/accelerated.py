@@ -9,9 +9,9 @@ from random_arrays import normal
 import jax_tcgemm
 from jax_tcgemm.system.jax_internals import as_jaxpr
 
-_OURS = re.compile(r" tcgemm_(?:epilogue_)?dot_general\[")
+_OURS = re.compile(r" tcgemm_(?:dot_general|epilogue_product)\[")
 _THEIRS = re.compile(r" dot_general\[")
-EPILOGUE = "tcgemm_epilogue_dot_general"
+EPILOGUE = "tcgemm_epilogue_product"
 M, K, N = 12, 20, 16
 
 

@@ -15,7 +15,7 @@ from mutants import WRONG, mutants
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import fused
-from jax_tcgemm.primitives import epilogue_dot_general
+from jax_tcgemm.primitives import epilogue_product
 from jax_tcgemm.primitives.encodings.block_scaled import BlockScaled
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
@@ -148,7 +148,7 @@ def planned() -> fused.Plan:
         "encoding": BlockScaled(1, ((2, 128), (128, 256))),
         "function": jax.make_jaxpr(softened)(acc, types[-1]),
     }
-    product = epilogue_dot_general.product_of(*types, params)
+    product = epilogue_product.product_of(*types, params)
     return fused.make_plan(product, selection.target_device("cuda"))
 
 

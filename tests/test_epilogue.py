@@ -9,7 +9,7 @@ import pytest
 from epilogue_call import FORMS, Fused, tolerance
 
 from jax_tcgemm import selection
-from jax_tcgemm.primitives import epilogue_dot_general
+from jax_tcgemm.primitives import epilogue_product
 from jax_tcgemm.primitives.encodings.plain import Plain
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.epilogue import Epilogue
@@ -39,7 +39,7 @@ def unfused(case):
             pair=whole.pair,
             precision="highest",
         )
-        return epilogue_dot_general.unfused(
+        return epilogue_product.unfused(
             *operands,
             options=CallOptions("test"),
             encoding=encoding,

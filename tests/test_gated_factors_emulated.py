@@ -15,7 +15,7 @@ from mutants import mutants
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import fused
-from jax_tcgemm.primitives import epilogue_dot_general
+from jax_tcgemm.primitives import epilogue_product
 from jax_tcgemm.primitives.encodings.block_scaled import BlockScaled
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.call_options import CallOptions
@@ -80,7 +80,7 @@ class Case:
             "encoding": BlockScaled(len(self.batch), self.blocks, gated=True),
             "function": jax.make_jaxpr(layer)(acc, acc, *types[-2:]),
         }
-        product = epilogue_dot_general.product_of(*types, params)
+        product = epilogue_product.product_of(*types, params)
         return fused.make_plan(product, selection.target_device("cuda"))
 
     def kernel(self, config):
@@ -182,7 +182,7 @@ def pulled_back():
         "encoding": BlockScaled(0, ((1, 128), (128, 128))),
         "function": jax.make_jaxpr(lambda *x: [function(*x)])(acc, saved, saved),
     }
-    product = epilogue_dot_general.product_of(*types, saved, saved, params)
+    product = epilogue_product.product_of(*types, saved, saved, params)
     return function, fused.make_plan(product, selection.target_device("cuda"))
 
 

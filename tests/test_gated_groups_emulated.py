@@ -19,7 +19,9 @@ from mutants import WRONG, mutants
 from jax_tcgemm import selection
 from jax_tcgemm.device import fused
 from jax_tcgemm.kernels import nvrtc
-from jax_tcgemm.primitives import epilogue_ragged_dot
+from jax_tcgemm.primitives import epilogue_product
+from jax_tcgemm.primitives.encodings.ragged import Ragged
+from jax_tcgemm.primitives.encodings.ragged_block_scaled import RaggedBlockScaled
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
 
@@ -74,15 +76,17 @@ class Case:
         types = [jax.ShapeDtypeStruct(*x) for x in (*shapes, ((*batch, groups, 1, 1), f32))]
         acc = jax.ShapeDtypeStruct((*batch, m, self.n), i32 if self.dtype == "s8" else f32)
         of_rows = jax.ShapeDtypeStruct((*batch, m, 1), f32)
+        how = {"gated": True, "by_group": (False, True)}
+        encoding = Ragged(groups, acc.dtype, **how)
+        if self.blocks is not None:
+            encoding = RaggedBlockScaled(groups, blocks=self.blocks, **how)
         params = {
             "options": CallOptions("gated_ragged_linear", "wgmma", CONFIG),
-            **{"groups": groups, "gated": True, "gathered": False},
-            **{"blocks": self.blocks, "by_group": (False, True), "precision": None},
-            "out_sharding": None,
-            **{"preferred_element_type": None},
+            "in_place": None,
+            "encoding": encoding,
             "function": jax.make_jaxpr(layer)(acc, acc, types[-2], of_rows),
         }
-        product = epilogue_ragged_dot.product_of(*types, params)
+        product = epilogue_product.product_of(*types, params)
         return fused.make_plan(product, selection.target_device("cuda"))
 
     @property

@@ -18,7 +18,8 @@ from mutants import WRONG, mutants
 from jax_tcgemm import selection
 from jax_tcgemm.device import fused
 from jax_tcgemm.kernels import nvrtc
-from jax_tcgemm.primitives import epilogue_ragged_dot
+from jax_tcgemm.primitives import epilogue_product
+from jax_tcgemm.primitives.encodings.ragged_block_scaled import RaggedBlockScaled
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.gemm import BlockFactors
@@ -150,13 +151,11 @@ def planned() -> fused.Plan:
     acc, of_rows = (jax.ShapeDtypeStruct((M, x), jnp.float32) for x in (N, 1))
     params = {
         "options": CallOptions("ragged_dot", "wgmma", WIDE),
-        **{"groups": GROUPS, "gated": False, "gathered": False},
-        **{"blocks": ((2, 128), (72, 256)), "by_group": (False, True), "precision": None},
-        "out_sharding": None,
-        **{"preferred_element_type": None},
+        "in_place": None,
+        "encoding": RaggedBlockScaled(GROUPS, blocks=((2, 128), (72, 256)), by_group=(False, True)),
         "function": jax.make_jaxpr(lambda *x: [softened(*x)])(acc, types[-2], of_rows),
     }
-    product = epilogue_ragged_dot.product_of(*types, params)
+    product = epilogue_product.product_of(*types, params)
     return fused.make_plan(product, selection.target_device("cuda"))
 
 

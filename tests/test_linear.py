@@ -56,7 +56,7 @@ def wide(*arrays):
     return [None if a is None else jax.tree.map(lambda x: x.astype(jnp.float64), a) for a in arrays]
 
 
-def num_calls(f, *args, name="tcgemm_epilogue_dot_general"):
+def num_calls(f, *args, name="tcgemm_epilogue_product"):
     return str(jax.make_jaxpr(f)(*args)).count(f"{name}[")
 
 

@@ -175,6 +175,21 @@ def test_operands_of_every_kind():
     assert len(call.problem.function.results) == 2
 
 
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_results_of_a_reduction_are_zero_in_rows_of_no_group(is_packed):
+    def f(acc):
+        y = jnp.maximum(acc, 0)
+        return y, 1 / (1 + jnp.broadcast_to(y.sum(-1, keepdims=True), y.shape))
+
+    x, w = rows_of(CASE), weight_of(CASE)
+    w = w if is_packed else w.dequantize(x.dtype)
+    found = jax_tcgemm.ragged_dot(x, w, jnp.array(CASE.sizes), epilogue=f)
+    y, is_there = np.maximum(products(CASE, x), 0), numbers(CASE)[:, None] >= 0
+    inverse = np.broadcast_to(1 / (1 + y.sum(-1, keepdims=True)), y.shape)
+    check(found[0], np.where(is_there, y, 0))
+    check(found[1], np.where(is_there, inverse, 0))
+
+
 def test_rows_of_8_bits():
     case = Case(200, N, 256, 64, zeros=True, x="f8e4m3fn", sizes=(0, 120, 30))
     bias, own = normal(3, N, seed=5), numbers(case)

@@ -272,7 +272,7 @@ INFINITE = jnp.array([[jnp.inf, -jnp.inf], [1.0, 1.0]])
 CHECKED = {
     "dot_general": patched(lambda x: x @ jnp.ones((2, 2))),
     "ragged_dot": patched(lambda x: lax.ragged_dot(x, jnp.ones((2, 2, 2)), jnp.array([1, 1]))),
-    "epilogue_dot_general": lambda x: jax_tcgemm.linear(x, jnp.ones((2, 2)), activation="relu"),
+    "epilogue_product": lambda x: jax_tcgemm.linear(x, jnp.ones((2, 2)), activation="relu"),
     "contract": lambda x: jax_tcgemm.tensor.contract("ij,jk->ik", x, jnp.ones((2, 2))),
     "blas": lambda x: jax_tcgemm.blas.gemm(x, jnp.ones((2, 2))),
 }

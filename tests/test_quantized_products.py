@@ -344,7 +344,7 @@ def test_blocks_of_k_are_part_of_the_product():
     x, w = quantize(normal(4, 8, 256), block=(1, 128)), quantize(normal(256, 384), block=(128, 128))
     near(jax_tcgemm.matmul(x, w), exact(x) @ exact(w))
     eqns = jax.make_jaxpr(jax_tcgemm.matmul)(x, w).eqns
-    (scaled,) = [eqn for eqn in eqns if eqn.primitive.name == "tcgemm_epilogue_dot_general"]
+    (scaled,) = [eqn for eqn in eqns if eqn.primitive.name == "tcgemm_epilogue_product"]
     shapes = [x.aval.shape for x in scaled.invars]
     assert shapes == [(4, 8, 256), (384, 256), (4, 8, 2), (3, 2)]
     assert scaled.params["encoding"].blocks == ((1, 128), (128, 128))

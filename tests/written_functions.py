@@ -153,7 +153,7 @@ def assert_near(got, expected, rounding):
     jax.tree.map(check, got, expected)
 
 
-def params_of(f, *args, name="tcgemm_epilogue_dot_general"):
+def params_of(f, *args, name="tcgemm_epilogue_product"):
     """Of every call of the primitive in a traced function, its equation."""
     jaxpr = jax.make_jaxpr(f)(*args).jaxpr
     return [x for x in jaxpr.eqns if x.primitive.name == name]

@@ -31,8 +31,7 @@ from jax_tcgemm.primitives import (
     rows,
 )
 from jax_tcgemm.primitives import dot_general as primitive
-from jax_tcgemm.primitives import epilogue_dot_general as epilogue_primitive
-from jax_tcgemm.primitives import epilogue_ragged_dot as epilogue_ragged_primitive
+from jax_tcgemm.primitives import epilogue_product as epilogue_primitive
 from jax_tcgemm.primitives import ragged_dot as ragged_primitive
 from jax_tcgemm.primitives import scaled_ragged_contraction as contraction_primitive
 from jax_tcgemm.selection.roofline import peaks, roofline_seconds
@@ -42,9 +41,8 @@ from jax_tcgemm.system.jax_internals import as_jaxpr, as_lowered, source_line
 # Of each primitive: its module, and the one that makes its plans.
 _RULES = {
     primitive.dot_general_p: (primitive, dense),
-    epilogue_primitive.epilogue_dot_general_p: (epilogue_primitive, fused),
+    epilogue_primitive.epilogue_product_p: (epilogue_primitive, fused),
     ragged_primitive.ragged_dot_p: (ragged_primitive, grouped),
-    epilogue_ragged_primitive.epilogue_ragged_dot_p: (epilogue_ragged_primitive, fused),
     contraction_primitive.scaled_ragged_contraction_p: (contraction_primitive, fused),
     rows.rows_p: (rows, request),
     packed_dot.packed_dot_p: (packed_dot, request),
@@ -58,12 +56,11 @@ _RULES = {
 # Where primitives that read through transposes have their layouts.
 _READING = {
     primitive.dot_general_p: primitive.READING,
-    epilogue_primitive.epilogue_dot_general_p: epilogue_primitive.READING,
+    epilogue_primitive.epilogue_product_p: epilogue_primitive.READING,
 }
 # What runs a call that is not fused, in terms of others.
 _UNFUSED = {
-    epilogue_primitive.epilogue_dot_general_p: epilogue_primitive.bare_products,
-    epilogue_ragged_primitive.epilogue_ragged_dot_p: epilogue_ragged_primitive.bare_products,
+    epilogue_primitive.epilogue_product_p: epilogue_primitive.bare_products,
     contraction_primitive.scaled_ragged_contraction_p: contraction_primitive.unfused,
 }
 # The jaxpr that is lowered, for each of JAX's primitives that have further jaxprs for derivatives.
@@ -72,7 +69,7 @@ _LOWERED = {
     "linear_call": lambda params: params["callee"],
 }
 # Those that `functions` gives types and lowering.
-_BY_UNFUSED = (epilogue_primitive, epilogue_ragged_primitive, contraction_primitive)
+_BY_UNFUSED = (epilogue_primitive, contraction_primitive)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -88,7 +88,7 @@ def accelerate(fn: Callable, *, wide: bool = False, losses: bool | None = None) 
       >>> bool(jnp.allclose(fast(x, w, bias), layer(x, w, bias)))
       True
       >>> [eqn.primitive.name for eqn in jax.make_jaxpr(fast)(x, w, bias).eqns]
-      ['tcgemm_epilogue_dot_general']
+      ['tcgemm_epilogue_product']
     """
     if not callable(fn):
         raise TypeError(

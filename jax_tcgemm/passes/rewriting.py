@@ -39,7 +39,7 @@ from jax_tcgemm.passes.transpositions import (
 )
 from jax_tcgemm.passes.turns import turned
 from jax_tcgemm.primitives import dot_general as plain
-from jax_tcgemm.primitives.epilogue_dot_general import epilogue_dot_general_p
+from jax_tcgemm.primitives.epilogue_product import epilogue_product_p
 from jax_tcgemm.problem.call_options import CallOptions, Provenance, RoundingsRemoved
 from jax_tcgemm.problem.dtypes import accumulator_dtype
 from jax_tcgemm.problem.function import MOST_READS, MOST_RESULTS
@@ -194,7 +194,7 @@ def notes(equations: Sequence[core.JaxprEqn], results) -> dict[int, str]:
     why = find_groups(equations, results, products_of(equations, is_alone), _LIMITS).why
     found = losses
     for number, reason in why.items():
-        if reason.eqn is not None and reason.eqn.primitive is epilogue_dot_general_p:
+        if reason.eqn is not None and reason.eqn.primitive is epilogue_product_p:
             reason = "what follows is part of another product's epilogue"
         found[number] = f"no epilogue: {reason}"
     for number, own in options.items():
@@ -396,7 +396,7 @@ def _call(equations, group: Group, known, *, wide: bool) -> list[core.JaxprEqn]:
     params = {"options": options, "encoding": encoding, "function": function}
     params |= {"in_place": None, "xla_dtype": None}
     call = eqn.replace(
-        primitive=epilogue_dot_general_p,
+        primitive=epilogue_product_p,
         invars=[*factors, *group.inputs],
         outvars=list(group.results),
         params=params,

@@ -22,7 +22,7 @@ from jax.extend import core
 
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.encodings.plain import Plain
-from jax_tcgemm.primitives.epilogue_dot_general import with_layer
+from jax_tcgemm.primitives.epilogue_product import with_layer
 from jax_tcgemm.primitives.rules import jvp_of_moving, moved, same_varying, series_by_parts
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.layers import Layer, PullBack, broadcast_to, halves, push_forward

@@ -104,7 +104,7 @@ def names_of_parts(parts, acc_names: Sequence[str]):
       acc_names: the names of the accumulator's dimensions.
 
     Returns:
-      The names of the dimensions of each operand and of each result, and which are whole.
+      The names of the dimensions of each operand and of each result.
     """
 
     def names_of(kind, array, dims):
@@ -115,8 +115,7 @@ def names_of_parts(parts, acc_names: Sequence[str]):
 
     operands = [names_of("e", i, dims) for i, dims in enumerate(parts.operands)]
     results = [names_of("r", i, dims) for i, dims in enumerate(parts.results)]
-    whole = {name for own in (*operands, *results) for name in own} - {*acc_names}
-    return operands, results, whole | {acc_names[dim] for dim in parts.whole}
+    return operands, results
 
 
 def series(unfused: Callable, primals, terms, *, function: core.ClosedJaxpr, **params):

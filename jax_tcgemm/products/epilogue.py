@@ -11,11 +11,12 @@ import numpy as np
 from jax.extend import core
 
 from jax_tcgemm.primitives import dot_general as plain
-from jax_tcgemm.primitives import epilogue_ragged_dot as grouped
 from jax_tcgemm.primitives.encodings import Encoding
 from jax_tcgemm.primitives.encodings.packed import Packed
 from jax_tcgemm.primitives.encodings.plain import Plain
-from jax_tcgemm.primitives.epilogue_dot_general import epilogue_dot_general, with_layer
+from jax_tcgemm.primitives.encodings.ragged import Factors, Ragged
+from jax_tcgemm.primitives.encodings.ragged_block_scaled import RaggedBlockScaled
+from jax_tcgemm.primitives.epilogue_product import epilogue_product, with_layer
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.layers import Layer
 from jax_tcgemm.problem.precision import canonical_precision
@@ -133,27 +134,6 @@ def applied(op: str, accs: Sequence[jax.Array], epilogue: Callable, operands: Se
     return jax.tree.unflatten(traced.results, out)
 
 
-def applied_by_group(
-    options: CallOptions,
-    accs: Sequence[jax.Array],
-    factors: grouped.Factors,
-    epilogue: Callable,
-    operands: Sequence,
-):
-    """The same of a grouped product's accumulators, (m, n) each; 0 in rows of no group."""
-    op, shape, groups = options.function, accs[0].shape, factors.rhs.shape[0]
-    operands, by_group = _operands_of_groups(op, operands, groups, shape)
-    given = [
-        jax.ShapeDtypeStruct((shape[0], x.shape[-1]), x.dtype) if is_by_group else jax.typeof(x)
-        for x, is_by_group in zip(operands, by_group, strict=True)
-    ]
-    traced = _trace(epilogue, (*map(jax.typeof, accs), *given))
-    _check_results(op, traced, shape, may_reduce=False)
-    params = {"options": options, "groups": groups, "gated": len(accs) == 2, "by_group": by_group}
-    results = grouped.of_accumulators(traced.function, factors, **params)
-    return jax.tree.unflatten(traced.results, results(*accs, *operands))
-
-
 def with_encoded_epilogue(
     options: CallOptions,
     encoding: Encoding,
@@ -175,31 +155,40 @@ def with_encoded_epilogue(
     """
     types = encoding.types(factors, options)
     traced, operands = _checked(options.function, types, epilogue, operands)
-    out = epilogue_dot_general(encoding, factors, operands, options, traced.function)
+    out = epilogue_product(encoding, factors, operands, options, traced.function)
     return jax.tree.unflatten(traced.results, out)
 
 
 def with_encoded_epilogue_of_groups(
     options: CallOptions,
-    encoding: Packed,
+    encoding: Packed | Ragged,
     factors: Sequence[jax.Array],
     epilogue: Callable,
     operands: Sequence,
+    *,
     groups: int,
+    accs: Sequence[jax.Array] | None = None,
 ):
-    """The same of a grouped product of so many weights, whose operands may be by group."""
+    """The same of a grouped product of so many weights, whose operands may be by group.
+
+    `accs`: its accumulators, if they are arrays already.
+    """
     op, shape = options.function, encoding.shape(factors)
     operands, by_group = _operands_of_groups(op, operands, groups, shape)
     encoding = dataclasses.replace(encoding, by_group=by_group)
     traced = _trace(epilogue, tuple(encoding.argument_types(factors, operands, options)))
     _check_results(op, traced, shape, may_reduce=False)
-    out = epilogue_dot_general(encoding, factors, operands, options, traced.function)
+    if accs is None:
+        out = epilogue_product(encoding, factors, operands, options, traced.function)
+    else:
+        rows = encoding.rows(factors, options)
+        out = rows.masked(core.jaxpr_as_fun(traced.function)(*accs, *rows.given(operands)))
     return jax.tree.unflatten(traced.results, out)
 
 
 def with_grouped_epilogue(
     options: CallOptions,
-    factors: grouped.Factors,
+    factors: Factors,
     epilogue: Callable,
     operands: Sequence,
     *,
@@ -223,27 +212,19 @@ def with_grouped_epilogue(
     Returns:
       What the epilogue returns.
     """
-    op, (groups, *_, n) = options.function, factors.rhs.shape
-    rows = factors.lhs if factors.gather is None else factors.gather
-    operands, by_group = _operands_of_groups(op, operands, groups, (rows.shape[0], n))
-    params = {
-        "options": options,
-        "groups": groups,
+    op, groups = options.function, factors.rhs.shape[0]
+    how = {
         "gated": gated,
-        "blocks": blocks,
-        "by_group": by_group,
         "precision": canonical_precision(op, precision),
         "out_sharding": canonical_sharding(op, out_sharding, 2),
     }
-    traced = _trace(epilogue, tuple(grouped.arguments_of(factors, operands, **params)))
-    _check_results(op, traced, (rows.shape[0], n), may_reduce=False)
-    out = grouped.epilogue_ragged_dot(
-        factors,
-        operands,
-        function=traced.function,
-        **params,
+    if blocks is None:
+        encoding = Ragged.of(factors, **how)
+    else:
+        encoding = RaggedBlockScaled(groups, blocks=blocks, **how)
+    return with_encoded_epilogue_of_groups(
+        options, encoding, factors.given, epilogue, operands, groups=groups
     )
-    return jax.tree.unflatten(traced.results, out)
 
 
 def _operands_of_groups(op: str, operands: Sequence, groups: int, shape: tuple[int, int]):

@@ -13,7 +13,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax_tcgemm.primitives.backward import accumulating_tangent, activated_tangent
 from jax_tcgemm.primitives.dot_general import dot_general
 from jax_tcgemm.primitives.encodings.plain import Plain
-from jax_tcgemm.primitives.epilogue_dot_general import with_layer
+from jax_tcgemm.primitives.epilogue_product import with_layer
 from jax_tcgemm.problem.activations import canonical_activation
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import wide_dtype

@@ -10,7 +10,7 @@ from jax import lax
 from jax_tcgemm.device.rows import take
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.encodings.packed import Packed, factors_of
-from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
+from jax_tcgemm.primitives.encodings.ragged import Factors
 from jax_tcgemm.primitives.packed_dot import E4M3, Way, packed_dot, packed_ragged_dot
 from jax_tcgemm.primitives.ragged_dot import take_rows
 from jax_tcgemm.problem.call_options import CallOptions
@@ -246,15 +246,12 @@ def with_grouped_epilogue(
     given = factors_of(rows[0], w, rows[1], groups)
     how = {"grouped": True, "keeps_zeros": keeps_zeros}
     encoding = Packed(w.format, len(given), gated, **how)
-    if encoding.way(given, options) is not Way.BY_ARRAY:
-        number = w.values.shape[0]
-        return epilogues.with_encoded_epilogue_of_groups(
-            options, encoding, given, epilogue, operands, number
-        )
-    accs = encoding.accumulators(given, np.dtype(np.float32), options)
-    if keeps_zeros:
-        return epilogues.applied(options.function, accs, epilogue, operands)
-    return epilogues.applied_by_group(options, accs, factors, epilogue, operands)
+    accs = None
+    if encoding.way(given, options) is Way.BY_ARRAY:
+        accs = encoding.accumulators(given, np.dtype(np.float32), options)
+    return epilogues.with_encoded_epilogue_of_groups(
+        options, encoding, given, epilogue, operands, groups=w.values.shape[0], accs=accs
+    )
 
 
 def _rows_of_groups(options: CallOptions, factors: Factors, out_sharding):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tcgemm.device.rows import take
-from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
+from jax_tcgemm.primitives.encodings.ragged import Factors
 from jax_tcgemm.primitives.scaled_ragged_contraction import scaled_ragged_contraction
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import FLOAT8

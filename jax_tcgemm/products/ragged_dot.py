@@ -10,7 +10,7 @@ from jax import lax
 
 from jax_tcgemm.primitives import dot_general as dense
 from jax_tcgemm.primitives import ragged_dot as primitive
-from jax_tcgemm.primitives.epilogue_ragged_dot import Factors
+from jax_tcgemm.primitives.encodings.ragged import Factors
 from jax_tcgemm.problem.activations import canonical_activation
 from jax_tcgemm.problem.layers import Layer, rounded_dtype
 from jax_tcgemm.problem.precision import canonical_precision

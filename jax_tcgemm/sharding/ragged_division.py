@@ -25,8 +25,44 @@ def division_of(bind, operands: dict, params) -> Division:
       operands: types by name, in order: lhs, rhs, group_sizes, group_offset and what else there is.
       params: the primitive's parameters.
     """
+    form, ragged = params["form"], "k" if params["form"] == "contraction" else "m"
+    names, result, whole = names_of(operands, form, params["rhs_transposed"])
+    static = {
+        key: value for key, value in params.items() if key not in ("gathered", "out_sharding")
+    }
+
+    def call(*shards):
+        return (bind(**dict(zip(operands, shards, strict=True)), **static),)
+
+    def call_at(layout: Layout):
+        def call(*shards):
+            here = dict(zip(operands, shards, strict=True))
+            groups = groups_here(layout, ragged, here["group_sizes"], here["group_offset"])
+            here |= dict(zip(("group_sizes", "group_offset"), groups, strict=True))
+            return (bind(**here, **static | {"groups": layout.shard_extent("g")}),)
+
+        return call
+
+    return Division(
+        operands=names,
+        results=(result,),
+        call=call,
+        call_at=call_at,
+        whole=whole,
+        even=("g",),
+    )
+
+
+def names_of(operands: dict, form: str = "rows", rhs_transposed: bool = False):
+    """The names of the dimensions of each operand and of the result, and those that are whole.
+
+    Args:
+      operands: types by name, as of `division_of`.
+      form: as of the primitive, as is `rhs_transposed`.
+      rhs_transposed: ...
+    """
     num_batch = operands["group_sizes"].ndim - 1
-    is_contraction = params["form"] == "contraction"
+    is_contraction = form == "contraction"
     ragged, gather = ("k" if is_contraction else "m"), "gather" in operands
     # Rows that are gathered may be anywhere in lhs, so every device needs all.
     rows = "source" if gather else ragged
@@ -42,7 +78,7 @@ def division_of(bind, operands: dict, params) -> Division:
         own["rhs"], result = ("k", "n"), ("g", "m", "n")
     else:
         halves = _halves(operands, num_batch)
-        matrix = ("n", "k") if params["rhs_transposed"] else ("k", *halves, "n")
+        matrix = ("n", "k") if rhs_transposed else ("k", *halves, "n")
         own["rhs"], result = ("g", *matrix), ("m", "n")
     batch = tuple(f"b{i}" for i in range(num_batch))
     extents = np.broadcast_shapes(*(aval.shape[:num_batch] for aval in operands.values()))
@@ -57,29 +93,8 @@ def division_of(bind, operands: dict, params) -> Division:
         names.append((*own_batch, *own[operand]))
     whole = ["sizes", "one", "source", "gate", *broadcast]
     whole += [name for _, names in of_blocks.values() for name in names]
-
-    static = {
-        key: value for key, value in params.items() if key not in ("gathered", "out_sharding")
-    }
-
-    def call(*shards):
-        return (bind(**dict(zip(operands, shards, strict=True)), **static),)
-
-    def call_at(layout: Layout):
-        def call(*shards):
-            here = _here(layout, ragged, dict(zip(operands, shards, strict=True)))
-            return (bind(**here, **static | {"groups": layout.shard_extent("g")}),)
-
-        return call
-
-    return Division(
-        operands=tuple(names),
-        results=((*batch, *result),),
-        call=call,
-        call_at=call_at,
-        whole=tuple(name for name in whole if any(name in own for own in names)),
-        even=("g",),
-    )
+    whole = tuple(name for name in whole if any(name in own for own in names))
+    return tuple(names), (*batch, *result), whole
 
 
 def _names_of_blocks(operands: dict, num_batch: int) -> dict:
@@ -112,78 +127,6 @@ def result_spec(lhs, rhs, params, ndim: int) -> PartitionSpec:
     m = None if params["gathered"] and not is_contraction else m
     (m_axes,), (n_axes,) = (canonical_spec(PartitionSpec(axes), 1) for axes in (m, n))
     return PartitionSpec(*[None] * (ndim - 2), m, None if {*m_axes} & {*n_axes} else n)
-
-
-def with_function(
-    product: Division, bind, factors: dict, operands, by_group, parts, params
-) -> Division:
-    """The division of a product whose results are a function of it.
-
-    Args:
-      product: that of the product, which is of form rows.
-      bind: makes the call, of factors by name, the function's operands, and so many groups.
-      factors: types by name, in order.
-      operands: types of the function's operands.
-      by_group: for each of these whether it is held by group.
-      parts: the function, of parts.
-      params: the primitive's parameters.
-    """
-    (acc_names,) = product.results
-    num_batch = len(acc_names) - 2
-
-    def names_of(kind, array, dims):
-        return [
-            f"{kind}{array}x{axis}" if dim is None else acc_names[dim]
-            for axis, dim in enumerate(dims)
-        ]
-
-    names = [names_of("e", i, dims) for i, dims in enumerate(parts.operands)]
-    function = params["function"]
-    extents = function.in_avals[0].shape
-    for i, (own, is_by_group, aval) in enumerate(zip(names, by_group, operands, strict=True)):
-        if is_by_group:
-            # It is the rows of its groups that the function is given.
-            own[num_batch:-1] = "g", f"e{i}one"
-            for axis in range(num_batch):
-                if aval.shape[axis] != extents[axis]:
-                    own[axis] = f"e{i}x{axis}"
-    results = [names_of("r", i, dims) for i, dims in enumerate(parts.results)]
-    known = {*acc_names, "g"}
-    whole = {name for own in (*names, *results) for name in own} - known
-    whole |= {acc_names[dim] for dim in parts.whole}
-    # The function cannot wait for a sum over k without the groups of its rows.
-    whole |= {*product.whole, "k"}
-
-    def call(*arguments, here=lambda given: given, groups=params["groups"]):
-        given, rest = arguments[: len(factors)], arguments[len(factors) :]
-        return bind(here(dict(zip(factors, given, strict=True))), *rest, groups=groups)
-
-    def call_at(layout: Layout):
-        here = functools.partial(_here, layout, "m")
-        at = functools.partial(call, here=here, groups=layout.shard_extent("g"))
-        return lambda *shards: tuple(map(_addend, at(*shards))) if layout.reduced else at(*shards)
-
-    dtypes = [x.dtype for x in function.out_avals]
-    return Division(
-        operands=(*product.operands, *map(tuple, names)),
-        results=tuple(map(tuple, results)),
-        call=call,
-        call_at=call_at,
-        finish=lambda sums: tuple(x.astype(t) for x, t in zip(sums, dtypes, strict=True)),
-        whole=tuple(sorted(whole)),
-        even=product.even,
-    )
-
-
-def _addend(x):
-    """A result as it is summed over devices, of which all but one have zeros."""
-    return x.astype(np.uint8) if x.dtype == np.bool_ else x
-
-
-def _here(layout: Layout, ragged: str, factors: dict) -> dict:
-    """The factors as this device has them, which of the groups it has among them."""
-    groups = groups_here(layout, ragged, factors["group_sizes"], factors["group_offset"])
-    return factors | dict(zip(("group_sizes", "group_offset"), groups, strict=True))
 
 
 def groups_here(layout: Layout, ragged: str, sizes, offset) -> tuple[jax.Array, jax.Array]:

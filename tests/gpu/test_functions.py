@@ -10,7 +10,7 @@ import pytest
 
 import jax_tcgemm
 from jax_tcgemm.primitives.encodings.plain import Plain
-from jax_tcgemm.primitives.epilogue_dot_general import epilogue_dot_general
+from jax_tcgemm.primitives.epilogue_product import epilogue_product
 from jax_tcgemm.problem.call_options import CallOptions
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("x64")]
@@ -129,7 +129,7 @@ def product(case: Case, a, b, operands, layout="NN", **how):
     encoding = Plain.of(a, b, numbers, **how)
 
     def call(a, b, *operands):
-        return epilogue_dot_general(encoding, (a, b), operands, options, function)
+        return epilogue_product(encoding, (a, b), operands, options, function)
 
     return jax.jit(call)(a, b, *operands)
 

@@ -1,4 +1,4 @@
-"""How the factors of a product are stored, for the rules of `tcgemm_epilogue_dot_general`."""
+"""How the factors of a product are stored, for the rules of `tcgemm_epilogue_product`."""
 
 import abc
 import functools
@@ -11,12 +11,13 @@ from jax.core import ShapedArray
 from jax.extend import core
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import epilogue, packed_epilogue
+from jax_tcgemm.device import epilogue, grouped_epilogue, packed_epilogue
 from jax_tcgemm.primitives.transposes import ProductLayout
 from jax_tcgemm.problem.call_options import CallOptions
+from jax_tcgemm.sharding.layout import Layout
 from jax_tcgemm.system import jax_internals
 
-Product = epilogue.Product | packed_epilogue.Product
+Product = epilogue.Product | packed_epilogue.Product | grouped_epilogue.Product
 
 
 class Batched(NamedTuple):
@@ -42,12 +43,26 @@ class Names(NamedTuple):
       whole: names of dimensions that are not divided.
       product: names of the dimensions of a product that devices may sum, None if they do not divide
         what is contracted.
+      even: names of dimensions that are divided into equal shards only.
     """
 
     factors: tuple[tuple[str, ...], ...]
     accumulator: tuple[str, ...]
     whole: frozenset[str]
     product: tuple[str, ...] | None = None
+    even: tuple[str, ...] = ()
+
+
+class Rows:
+    """The rows of a product's accumulators: the function takes operands as they are."""
+
+    def given(self, operands: Sequence) -> Sequence:
+        """Return what the function takes of its operands, some of which may be None."""
+        return operands
+
+    def masked(self, results: Sequence) -> Sequence:
+        """Return the results of the call from those of the function."""
+        return results
 
 
 class Encoding(abc.ABC):
@@ -62,6 +77,7 @@ class Encoding(abc.ABC):
       stores_narrow: whether accumulators may be stored in the dtype that the function rounds them
         to, where it does nothing else with them.
       has_bare_products: whether products without a function run as calls of their own.
+      masks_results: whether `Rows.masked` changes results, which are not to be reduced then.
       layout: what a product that reads through transposes of its factors changes, or None.
     """
 
@@ -72,6 +88,7 @@ class Encoding(abc.ABC):
     num_products: int = 1
     stores_narrow: bool = True
     has_bare_products: bool = True
+    masks_results: bool = False
     layout: ProductLayout | None = None
 
     @property
@@ -86,6 +103,11 @@ class Encoding(abc.ABC):
     def unsharded(self) -> "Encoding":
         """Return the encoding of one device's product."""
         return self
+
+    def of_shards(self, layout: Layout, factors: Sequence) -> tuple["Encoding", Sequence]:
+        """Return the encoding and the factors of one device's product, from shards of factors."""
+        del layout
+        return self, factors
 
     @abc.abstractmethod
     def products(
@@ -103,6 +125,14 @@ class Encoding(abc.ABC):
         """Compute the accumulators in a dtype, by primitives without an epilogue."""
         return self.apart(self.products(factors, dtype, options), factors)
 
+    def product_calls(self, factors: Sequence[jax.Array]) -> Sequence[tuple["Encoding", Sequence]]:
+        """Return encoding and factors of each product that is a call of the primitive.
+
+        () if `products` computes them all.
+        """
+        del factors
+        return ()
+
     def types(self, factors: Sequence, options: CallOptions) -> list:
         """Return the types of the accumulators that a function takes."""
         types = tuple(map(_type_of, factors))
@@ -110,7 +140,7 @@ class Encoding(abc.ABC):
         return _types(self, types, options.selecting(), jax_internals.trace_context())
 
     def argument_types(self, factors: Sequence, operands: Sequence, options: CallOptions) -> list:
-        """Return the types of a function's arguments: of accumulators and of `given`."""
+        """Return the types of a function's arguments: of accumulators and of `Rows.given`."""
         return [*self.types(factors, options), *map(_type_of, operands)]
 
     @abc.abstractmethod
@@ -133,15 +163,14 @@ class Encoding(abc.ABC):
           mesh_axis: the explicit mesh axis that divides the mapped dimension, or None.
         """
 
-    def given(self, factors: Sequence[jax.Array], operands: Sequence, options: CallOptions):
-        """Return what the function takes of its operands, some of which may be None."""
-        del factors, options
-        return operands
+    def batched_operands(self, operands: Sequence, dims: Sequence) -> tuple[Sequence, Sequence]:
+        """Return the function's operands beside mapped factors, and the new dimension of each."""
+        return operands, dims
 
-    def masked(self, factors: Sequence[jax.Array], results: Sequence, options: CallOptions):
-        """Return the results of the call from those of the function."""
+    def rows(self, factors: Sequence[jax.Array], options: CallOptions) -> Rows:
+        """Return the rows of the accumulators, to which operands and results belong."""
         del factors, options
-        return results
+        return Rows()
 
     def types_given(self, factors: Sequence, operands: Sequence) -> Sequence:
         """Return the types of what the function takes of its operands, from their types."""
@@ -181,6 +210,11 @@ class Encoding(abc.ABC):
     @abc.abstractmethod
     def names(self, factors: Sequence) -> Names:
         """Name the dimensions that devices may divide, from the types of the factors."""
+
+    def names_of_operands(self, factors: Sequence, operands: Sequence, names: list) -> list:
+        """Name the dimensions of the function's operands, given the names by what it takes."""
+        del factors, operands
+        return names
 
     @abc.abstractmethod
     def obstacle_to_division(

@@ -8,9 +8,7 @@ or, grouped, the rows of each group by a weight of their own,
 
 The factors are those of `tcgemm_packed_dot`: x and, beside float8_e4m3fn, the scales of its rows,
 then the arrays of the weight and, grouped, group_sizes and group_offset. Of a gated product the
-columns of the weight are (2, n). The operands of a grouped function may be held by group, as
-(g, 1, n) or (g, 1, 1); it is given, for each row, that of its group. Results are 0 in rows that
-belong to no group.
+columns of the weight are (2, n). Results are 0 in rows that belong to no group.
 """
 
 import dataclasses
@@ -19,11 +17,12 @@ import math
 import jax
 import numpy as np
 
-from jax_tcgemm import selection
 from jax_tcgemm.device import packed_epilogue
 from jax_tcgemm.primitives import functions, packed_dot
-from jax_tcgemm.primitives.encodings import Batched, Encoding, Names
+from jax_tcgemm.primitives.encodings import Batched, Names, Rows
+from jax_tcgemm.primitives.encodings.grouped import Grouped
 from jax_tcgemm.primitives.encodings.plain import Plain
+from jax_tcgemm.primitives.encodings.rows_of_groups import RowsOfGroups, padded
 from jax_tcgemm.primitives.packed_weight import (
     arrays_of,
     division_of_weight,
@@ -31,7 +30,6 @@ from jax_tcgemm.primitives.packed_weight import (
     rows_of_weight,
     weight_of,
 )
-from jax_tcgemm.primitives.rows_of_groups import RowsOfGroups, padded, types_given
 from jax_tcgemm.primitives.rules import moved, same_varying
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
 from jax_tcgemm.problem.layers import halves
@@ -45,7 +43,7 @@ def factors_of(x, w: PackedWeight, row_scales=None, groups=()) -> tuple[jax.Arra
 
 
 @dataclasses.dataclass(frozen=True)
-class Packed(Encoding):
+class Packed(Grouped):
     """The encoding.
 
     Attributes:
@@ -53,7 +51,7 @@ class Packed(Encoding):
       num_factors: as of `Encoding`.
       gated: as of `Encoding`.
       grouped: whether rows are those of groups.
-      by_group: for each of the first operands, whether it is held by group.
+      by_group: as of `Grouped`.
       keeps_zeros: whether the function makes 0 of accumulators that are 0, so that nothing has to
         be written in rows that belong to no group.
     """
@@ -82,38 +80,18 @@ class Packed(Encoding):
     def _split(self, factors):
         return packed_dot.split(factors, self.grouped)
 
-    def _rows(self, factors, options) -> RowsOfGroups:
+    @property
+    def masks_results(self):
+        """Whether rows of no group may have other results than 0."""
+        return self.grouped and not self.keeps_zeros
+
+    def rows(self, factors, options):
+        """Return the rows of groups, unless the function keeps zeros and so takes no operands."""
+        if not self.masks_results:
+            return Rows()
         _, _, weight, groups = self._split(factors)
         shape = self.shape(factors)
         return RowsOfGroups.of(*groups, weight[0].shape[0], shape, self.by_group, options)
-
-    def given(self, factors, operands, options):
-        """Give, for each row, the operands of its group."""
-        if not any(self.by_group):
-            return operands
-        return self._rows(factors, options).given(operands)
-
-    def masked(self, factors, results, options):
-        """Write zeros in rows that belong to no group."""
-        if not self.grouped or self.keeps_zeros:
-            return results
-        return self._rows(factors, options).masked(results)
-
-    def argument_types(self, factors, operands, options):
-        """Trace what the function is given of operands by group, which vary as the factors do."""
-        if not any(self.by_group):
-            return super().argument_types(factors, operands, options)
-
-        def made(factors, operands):
-            return self.given(same_varying(*factors), operands, options)
-
-        with selection.unseen():
-            given = jax.make_jaxpr(made)(factors, operands).out_avals
-        return [*self.types(factors, options), *given]
-
-    def types_given(self, factors, operands):
-        """Return the types of `given`."""
-        return types_given(operands, self.by_group, self.shape(factors))
 
     def tangents(self, factors, moving, options):
         """Multiply the tangent of x by the weight, which is bytes and has no tangent."""

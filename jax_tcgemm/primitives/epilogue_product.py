@@ -1,12 +1,13 @@
-"""The primitive `tcgemm_epilogue_dot_general`: a product and an epilogue function of it.
+"""The primitive `tcgemm_epilogue_product`: a product and an epilogue function of it.
 
     accs = encoding.accumulators(factors)
-    results = encoding.masked(function(*accs, *encoding.given(operands)))
+    results = rows.masked(function(*accs, *rows.given(operands)))
 
 There is one accumulator, or two of a gated product. `unfused` computes the results in JAX, by
 products without an epilogue: it types the primitive, and runs wherever no implementation takes the
 call. The `Encoding` decides what depends on how factors are stored: as plain arrays, with block
-scales, or as a packed weight. Of a grouped product, which has masks, operands may be held by group.
+scales, or as a packed weight. Of a grouped product, which masks the results in rows that belong to
+no group, operands may be held by group.
 
 Parameters, all static: options, encoding, function, a closed jaxpr without constants, none of whose
 arguments are random keys, in_place (None, or the number of the function's operand whose memory the
@@ -30,7 +31,7 @@ from jax_tcgemm.epilogues.parts import parts_of
 from jax_tcgemm.epilogues.reductions import reductions_apart
 from jax_tcgemm.epilogues.rounding import narrowed, of_stored
 from jax_tcgemm.primitives import functions, kept_values
-from jax_tcgemm.primitives.encodings import Encoding, Product
+from jax_tcgemm.primitives.encodings import Encoding, Names, Product
 from jax_tcgemm.primitives.rules import of_derivative, same_varying, transpose_by_parts
 from jax_tcgemm.primitives.transposes import ProductLayout, Reading
 from jax_tcgemm.problem.call_options import CallOptions
@@ -39,11 +40,11 @@ from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system import jax_internals
 from jax_tcgemm.system.jax_internals import ad, batching
 
-epilogue_dot_general_p = core.Primitive("tcgemm_epilogue_dot_general")
-epilogue_dot_general_p.multiple_results = True
+epilogue_product_p = core.Primitive("tcgemm_epilogue_product")
+epilogue_product_p.multiple_results = True
 
 
-def epilogue_dot_general(
+def epilogue_product(
     encoding: Encoding,
     factors: Sequence[jax.Array],
     operands: Sequence[jax.Array],
@@ -59,12 +60,12 @@ def epilogue_dot_general(
     has closed over become operands, too.
     """
     jax_internals.register_imported()
-    found = encoding.instead(factors, operands, options, function, epilogue_dot_general)
+    found = encoding.instead(factors, operands, options, function, epilogue_product)
     if found is not None:
         return found
     function, constants = functions.hoist(function)
     function, operands = functions.without_keys(function, (*operands, *constants))
-    return epilogue_dot_general_p.bind(
+    return epilogue_product_p.bind(
         *same_varying(*factors),
         *operands,
         options=options,
@@ -84,11 +85,11 @@ def with_layer(
     *,
     in_place: int | None = None,
 ) -> list[jax.Array]:
-    """`epilogue_dot_general` with the epilogue of a layer."""
+    """`epilogue_product` with the epilogue of a layer."""
     types = encoding.argument_types(factors, operands, options)
     function = functions.traced(layer, tuple(types))
     how = {"in_place": in_place, "xla_dtype": layer.xla_dtype(*operands)}
-    return epilogue_dot_general(encoding, factors, operands, options, function, **how)
+    return epilogue_product(encoding, factors, operands, options, function, **how)
 
 
 def _split(arguments: Sequence, encoding: Encoding) -> tuple[Sequence, Sequence]:
@@ -115,8 +116,8 @@ def unfused_on_gpu(*arguments, **params) -> list[jax.Array]:
 
 
 def _unfused(arguments, params) -> list[jax.Array]:
-    function, accs = params["function"], bare_products(*arguments, **params)
-    if (apart := reductions_apart(function)) is not None:
+    accs = bare_products(*arguments, **params)
+    if (apart := _reductions_apart(**params)) is not None:
         return core.jaxpr_as_fun(apart[1])(*accs)
     _, of_stored_products = _stored(**params)
     return _applied(of_stored_products, accs, arguments, params)
@@ -126,8 +127,8 @@ def _applied(function: core.ClosedJaxpr, accs, arguments, params) -> list[jax.Ar
     """The results, from accumulators that are arrays."""
     encoding, options = params["encoding"], params["options"]
     factors, operands = _split(arguments, encoding)
-    given = encoding.given(factors, operands, options)
-    return encoding.masked(factors, core.jaxpr_as_fun(function)(*accs, *given), options)
+    rows = encoding.rows(factors, options)
+    return rows.masked(core.jaxpr_as_fun(function)(*accs, *rows.given(operands)))
 
 
 def _stored(*, encoding, function, xla_dtype, **_) -> tuple[np.dtype, core.ClosedJaxpr]:
@@ -139,13 +140,31 @@ def _stored(*, encoding, function, xla_dtype, **_) -> tuple[np.dtype, core.Close
     return encoding.accumulator, function
 
 
+def _reductions_apart(*, encoding, function, **_):
+    """`reductions_apart` of a function whose results the call returns as they are, else None."""
+    return None if encoding.masks_results else reductions_apart(function)
+
+
 def bare_products(*arguments, **params) -> list[jax.Array]:
     """Return the accumulators of the unfused call, or the results of a call without reductions."""
-    if (apart := reductions_apart(params["function"])) is not None:
-        return epilogue_dot_general_p.bind(*arguments, **params | {"function": apart[0]})
+    if (apart := _reductions_apart(**params)) is not None:
+        return epilogue_product_p.bind(*arguments, **params | {"function": apart[0]})
     encoding = params["encoding"]
     factors, _ = _split(arguments, encoding)
-    return encoding.accumulators(factors, _stored(**params)[0], params["options"])
+    return _accumulators(encoding, factors, _stored(**params)[0], params["options"])
+
+
+def _accumulators(encoding: Encoding, factors, dtype, options: CallOptions) -> list[jax.Array]:
+    """The accumulators in a dtype, by products without an epilogue."""
+    if not (calls := encoding.product_calls(factors)):
+        return encoding.accumulators(factors, dtype, options)
+
+    def product(encoding, factors):
+        types = encoding.types(factors, options)
+        rounded = jax.make_jaxpr(lambda acc: [acc.astype(dtype)])(*types)
+        return epilogue_product(encoding, factors, (), options, rounded)[0]
+
+    return encoding.apart([product(*call) for call in calls], factors)
 
 
 # --- batching -----------------------------------------------------------------------------------
@@ -157,13 +176,13 @@ def _batch(axis_data, args, dims, **params):
     If only operands of the function are mapped, the product is computed once.
     """
     if all(dim is None for dim in dims):
-        out = epilogue_dot_general_p.bind(*args, **params)
+        out = epilogue_product_p.bind(*args, **params)
         return out, [None] * len(out)
     encoding, options, function = (params[key] for key in ("encoding", "options", "function"))
     (factors, operands), (factor_dims, operand_dims) = (_split(x, encoding) for x in (args, dims))
     number, size = encoding.num_accumulators, axis_data.size
     if all(dim is None for dim in factor_dims):
-        accs = _accumulators(encoding, factors, options)
+        accs = _accumulators_of_mapped(encoding, factors, options)
 
         def of_operands(*operands):
             return _applied(function, accs, (*factors, *operands), params)
@@ -178,25 +197,26 @@ def _batch(axis_data, args, dims, **params):
         return out, [0] * len(out)
     encoding, factors, in_acc = found
     out_dims = tuple(_new_dimension(x, function.in_avals[0], in_acc) for x in function.out_avals)
-    in_place, operands, operand_dims = params["in_place"], [*operands], [*operand_dims]
+    in_place, others = params["in_place"], encoding.batched_operands(operands, operand_dims)
+    operands, operand_dims = map(list, others)
     if in_place is not None and operand_dims[in_place] is None:
         in_place = None
     elif in_place is not None:  # It lies as the result does.
         operands[in_place] = jnp.moveaxis(operands[in_place], operand_dims[in_place], out_dims[0])
         operand_dims[in_place] = out_dims[0]
-    types = *encoding.types(factors, options), *map(jax.typeof, operands)
-    function = functions.mapped(
-        function, types, (*[in_acc] * number, *operand_dims), out_dims, size
-    )
+    types = tuple(encoding.argument_types(factors, operands, options))
+    in_dims = *[in_acc] * number, *operand_dims
+    function = functions.mapped(function, types, in_dims, out_dims, size)
     how = {"in_place": in_place, "xla_dtype": params["xla_dtype"]}
-    return epilogue_dot_general(encoding, factors, operands, options, function, **how), out_dims
+    return epilogue_product(encoding, factors, operands, options, function, **how), out_dims
 
 
-def _accumulators(encoding: Encoding, factors, options: CallOptions) -> list[jax.Array]:
+def _accumulators_of_mapped(encoding: Encoding, factors, options: CallOptions) -> list[jax.Array]:
+    """The accumulators that a function of mapped operands alone takes."""
     if encoding.has_bare_products:
-        return encoding.accumulators(factors, encoding.accumulator, options)
+        return _accumulators(encoding, factors, encoding.accumulator, options)
     identity = jax.make_jaxpr(lambda *accs: accs)(*encoding.types(factors, options))
-    return epilogue_dot_general(encoding, factors, (), options, identity)
+    return epilogue_product(encoding, factors, (), options, identity)
 
 
 def _new_dimension(result, acc, in_acc: int) -> int:
@@ -221,7 +241,7 @@ def _reduces(function: core.ClosedJaxpr, num_accumulators: int) -> bool:
     return any(result.reduction is not None for result in source.results)
 
 
-batching.fancy_primitive_batchers[epilogue_dot_general_p] = _batch
+batching.fancy_primitive_batchers[epilogue_product_p] = _batch
 
 
 # --- differentiation ----------------------------------------------------------------------------
@@ -239,12 +259,10 @@ def _jvp(primals, tangents, **params):
     daccs = encoding.tangents(factors, moving, options)
 
     def run(kept):
-        return epilogue_dot_general_p.bind(*primals, **params | {"function": kept})
+        return epilogue_product_p.bind(*primals, **params | {"function": kept})
 
-    how = {
-        "expand": lambda xs: encoding.given(factors, xs, options),
-        "mask": lambda xs: encoding.masked(factors, xs, options),
-    }
+    rows = encoding.rows(factors, options)
+    how = {"expand": rows.given, "mask": rows.masked}
     return kept_values.jvp(params["function"], run, operands, daccs, rest, **how)
 
 
@@ -257,9 +275,9 @@ def _series(primals, series, **params):
     return functions.series(unfused, primals, series, **of_derivative(params))
 
 
-ad.primitive_jvps[epilogue_dot_general_p] = _jvp
-ad.primitive_transposes[epilogue_dot_general_p] = _transpose
-jax_internals.register_jet(epilogue_dot_general_p, _series)
+ad.primitive_jvps[epilogue_product_p] = _jvp
+ad.primitive_transposes[epilogue_product_p] = _transpose
+jax_internals.register_jet(epilogue_product_p, _series)
 
 
 # --- other interpreters of JAX ------------------------------------------------------------------
@@ -270,7 +288,7 @@ def _flops(*arguments, encoding, **_) -> int:
     return encoding.flops(_split(arguments, encoding)[0])
 
 
-jax_internals.register_roofline(epilogue_dot_general_p, _flops)
+jax_internals.register_roofline(epilogue_product_p, _flops)
 
 
 # --- typing and lowering --------------------------------------------------------------------------
@@ -302,16 +320,27 @@ def division_of(*avals_and_params) -> partitioning.Division:
     """
     *avals, params = avals_and_params
     encoding, options = params["encoding"].unsharded(), params["options"]
-    factors, _ = _split(avals, encoding)
+    factors, operands = _split(avals, encoding)
     parts = parts_of(params["function"], encoding.num_accumulators)
     names = encoding.names(factors)
-    others, results, of_function = functions.names_of_parts(parts, names.accumulator)
+    others, results = functions.names_of_parts(parts, names.accumulator)
+    others = encoding.names_of_operands(factors, operands, others)
+
+    def bind(encoding, factors, operands):
+        of_shards = jax.make_jaxpr(parts)(*encoding.argument_types(factors, operands, options))
+        how = params | {"encoding": encoding, "function": of_shards}
+        return tuple(epilogue_product_p.bind(*factors, *operands, **how))
 
     def call(*arguments):
-        factors, operands = _split(arguments, encoding)
-        own = jax.make_jaxpr(parts)(*encoding.types(factors, options), *map(jax.typeof, operands))
-        how = params | {"encoding": encoding, "function": own}
-        return tuple(epilogue_dot_general_p.bind(*arguments, **how))
+        return bind(encoding, *_split(arguments, encoding))
+
+    def call_at(layout):
+        def call(*shards):
+            factors, operands = _split(shards, encoding)
+            found = bind(*encoding.of_shards(layout, factors), operands)
+            return tuple(map(_addend, found)) if layout.reduced else found
+
+        return call
 
     # Products are summed over devices in the dtype of a layer's result, two of them at once.
     summed, wide = params["xla_dtype"] or encoding.accumulator, encoding.accumulator
@@ -325,7 +354,11 @@ def division_of(*avals_and_params) -> partitioning.Division:
         accs = encoding.apart([x.astype(wide) for x in products], factors)
         return tuple(parts(*accs, *operands))
 
-    by_sums = {}
+    def converted(sums):
+        types = params["function"].out_avals
+        return tuple(x.astype(own.dtype) for x, own in zip(sums, types, strict=True))
+
+    by_sums = {"finish": converted}
     if names.product is not None:
         both = ("both",) if encoding.num_products > 1 else ()
         of_function_alone = tuple(range(encoding.num_factors, len(avals)))
@@ -335,9 +368,23 @@ def division_of(*avals_and_params) -> partitioning.Division:
         operands=(*names.factors, *others),
         results=tuple(results),
         call=call,
-        whole=tuple(sorted(names.whole | of_function)),
+        call_at=call_at,
+        whole=_whole(names, parts, (*others, *results)),
+        even=names.even,
         **by_sums,
     )
+
+
+def _whole(names: Names, parts, of_function: Sequence) -> tuple[str, ...]:
+    """The dimensions that are not divided, given the names of the function's arrays."""
+    known = {name for own in (names.accumulator, *names.factors) for name in own}
+    own = {name for each in of_function for name in each} - known
+    return tuple(sorted(names.whole | own | {names.accumulator[dim] for dim in parts.whole}))
+
+
+def _addend(x: jax.Array) -> jax.Array:
+    """A result as it is summed over devices, of which all but one have zeros."""
+    return x.astype(np.uint8) if x.dtype == np.bool_ else x
 
 
 def obstacle_to_division(
@@ -365,7 +412,7 @@ def _with_layout(params, layout: ProductLayout) -> dict:
 
 READING = Reading(_layout_of, _with_layout)
 
-_rules = epilogue_dot_general_p, unfused, product_of
+_rules = epilogue_product_p, unfused, product_of
 functions.define_types(*_rules)
 functions.define_lowering(
     *_rules,

@@ -15,12 +15,13 @@ from jax import lax
 from jax_tcgemm import selection
 from jax_tcgemm.device.rows import take
 from jax_tcgemm.primitives import ragged_dot as plain
+from jax_tcgemm.primitives.encodings import Rows
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.sharding import partitioning, ragged_division
 
 
 @dataclasses.dataclass(frozen=True)
-class RowsOfGroups:
+class RowsOfGroups(Rows):
     """The rows of a product's accumulators.
 
     Attributes:
@@ -74,20 +75,6 @@ class RowsOfGroups:
 def padded(by_group: Sequence[bool], number: int) -> tuple[bool, ...]:
     """Return `by_group` of the first operands, so many; those that it lacks are not by group."""
     return (*by_group, *[False] * number)[:number]
-
-
-def types_given(operands: Sequence, by_group: Sequence[bool], shape: Sequence[int]) -> list:
-    """Return the types of what the function takes, from those of its operands.
-
-    Args:
-      operands: types of the operands as they are held.
-      by_group: as of `RowsOfGroups`.
-      shape: of an accumulator.
-    """
-    return [
-        jax.ShapeDtypeStruct((*shape[:-1], x.shape[-1]), x.dtype) if own else x
-        for x, own in zip(operands, padded(by_group, len(operands)), strict=True)
-    ]
 
 
 def _numbers(group_sizes, group_offset, groups: int, num_rows: int) -> jax.Array:

@@ -1,0 +1,74 @@
+"""What encodings of products over groups of rows share: operands that are held by group.
+
+Such an operand is (*batch, groups, 1, n) or (*batch, groups, 1, 1), each batch dimension of size 1
+where it is broadcast. The function takes, for each row, the operand of the row's group, as
+(*batch, rows, n) or (*batch, rows, 1), and 0 for rows that belong to no group.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_tcgemm import selection
+from jax_tcgemm.primitives.encodings import Encoding
+from jax_tcgemm.primitives.encodings.rows_of_groups import padded
+from jax_tcgemm.primitives.rules import same_varying
+
+
+class Grouped(Encoding):
+    """The encoding of a product over groups of rows.
+
+    Attributes:
+      by_group: for each of the first operands, whether it is held by group; others are not.
+    """
+
+    by_group: tuple[bool, ...]
+
+    def argument_types(self, factors, operands, options):
+        """Trace what the function is given of operands by group, which vary as the factors do."""
+        if not any(self.by_group):
+            return super().argument_types(factors, operands, options)
+
+        def made(factors, operands):
+            return self.rows(same_varying(*factors), options).given(operands)
+
+        with selection.unseen():
+            given = jax.make_jaxpr(made)(factors, operands).out_avals
+        return [*self.types(factors, options), *given]
+
+    def types_given(self, factors, operands):
+        """Return the types of what is given for each row."""
+        rows = self.shape(factors)[:-1]
+        return [
+            jax.ShapeDtypeStruct((*rows, x.shape[-1]), x.dtype) if is_by_group else x
+            for x, is_by_group in self._marked(operands)
+        ]
+
+    def batched_operands(self, operands, dims):
+        """Put the new dimension first, of size 1 in operands by group that lack it."""
+        found = []
+        for (x, is_by_group), dim in zip(self._marked(operands), dims, strict=True):
+            if dim is not None:
+                found.append((jnp.moveaxis(x, dim, 0), 0))
+            else:
+                found.append((lax.expand_dims(x, (0,)), 0) if is_by_group else (x, None))
+        return [x for x, _ in found], [dim for _, dim in found]
+
+    def names_of_operands(self, factors, operands, names):
+        """Name the groups of operands by group, and batch dimensions in which they broadcast."""
+        (*batch, _, _), found = self.shape(factors), []
+        for i, ((x, is_by_group), own) in enumerate(
+            zip(self._marked(operands), names, strict=True)
+        ):
+            if is_by_group:
+                pairs = enumerate(zip(x.shape, batch, strict=False))
+                kept = [own[axis] if n == m else f"e{i}x{axis}" for axis, (n, m) in pairs]
+                own = (*kept, "g", f"e{i}one", own[-1])
+            found.append(own)
+        return found
+
+    def _marked(self, operands: Sequence):
+        """Operands, each with whether it is held by group."""
+        return list(zip(operands, padded(self.by_group, len(operands)), strict=True))
