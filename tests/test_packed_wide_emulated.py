@@ -19,6 +19,7 @@ TABLE = ("w128x64_c1", Case(9, 40, 512, 64, "nf4", scale="f32"))
 COLUMNS = ("w128x128_c1", Case(100, 136, 1032, None, "uint8", zeros=True, x="f16", out="bf16"))
 # The last block has no columns, and multiplies x for the other one all the same.
 SHARED = ("w128x64_m2", Case(70, 272, 1152, 64, "int8"))
+FOUR = ("w128x64_c4", Case(64, 128, 520, None, "int8", out="f16"))
 # x of 8-bit floats: parts of groups, and of 128 of a whole column, without which sums of one sign
 # lose ten times as much.
 FLOAT8 = ("w128x64_c2", Case(70, 144, 1152, 128, "int4", x="f8e4m3fn"))
@@ -43,7 +44,7 @@ CASES = [
     ),
     ("w128x128_c4", Case(130, 144, 928, 32, "int8", scale="f16")),
     ("w256x64_c2", Case(20, 528, 1544, None, "int4", x="f16")),
-    ("w128x64_c4", Case(33, 128, 200, None, "int8", out="f16")),
+    FOUR,
     (
         "w128x64_c2",
         Case(
@@ -179,6 +180,7 @@ MISTAKES = [
     Mistake(PIECES, "zeros_of_8_bits_exchanged", "p % 2", "1 - p % 2", FLOAT8_ZEROS),
     Mistake(PIECES, "words_of_8_bits_exchanged", "p / 2", "1 - p / 2", FLOAT8),
     Mistake(SUMS, "scales_of_other_rows", "m_idx", "row", FLOAT8),
+    Mistake(SUMS, "shares_of_one_place", "sender > receiver", "1", FOUR, "wrong|outside|deadlock"),
     Mistake(SUMS, "sums_of_one_block", "kSums.cluster", "1", SPLIT),
 ]
 

@@ -8,13 +8,13 @@
 
 namespace tcgemm {
 
-enum class DType : int32_t { kF16, kBF16, kF32, kF64, kS8, kU8, kS32, kC64, kC128, kF8E4M3FN, kF8E5M2 };
+enum class DType : int32_t { kF16, kBF16, kF32, kF64, kS8, kU8, kS32, kC64, kC128, kF8E4M3FN, kF8E5M2, kF8E8M0FNU };
 template <>
-inline constexpr std::array kNames<DType>{"f16", "bf16", "f32",  "f64",      "s8",    "u8",
-                                          "s32", "c64",  "c128", "f8e4m3fn", "f8e5m2"};
+inline constexpr std::array kNames<DType>{"f16", "bf16", "f32",  "f64",      "s8",     "u8",
+                                          "s32", "c64",  "c128", "f8e4m3fn", "f8e5m2", "f8e8m0fnu"};
 
 constexpr int64_t dtype_bytes(DType dtype) {
-  constexpr std::array<int64_t, 11> kBytes{2, 2, 4, 8, 1, 1, 4, 8, 16, 1, 1};
+  constexpr std::array<int64_t, 12> kBytes{2, 2, 4, 8, 1, 1, 4, 8, 16, 1, 1, 1};
   return kBytes[static_cast<size_t>(dtype)];
 }
 

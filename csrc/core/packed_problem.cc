@@ -59,6 +59,8 @@ const BufferTable<PackedProblem, PackedBuffers>& buffer_table(const PackedProble
       {"zero_points", BufferRole::kOperand, [](P& p) -> int64_t { return p.zero_points; },
        [](P& p) { return multiply_add(p.all_tiles(), p.groups() * P::kTile * 2, 0); }, bytes,
        put<&PackedBuffers::zero_points>},
+      {"column_scales", BufferRole::kOperand, [](P& p) -> int64_t { return p.column_scales; },
+       [](P& p) { return multiply_add(p.all_tiles(), P::kTile * 4, 0); }, bytes, put<&PackedBuffers::column_scales>},
       {"table", BufferRole::kOperand, [](P& p) -> int64_t { return p.table; }, [](P&) -> int64_t { return 16; },
        [](P&) { return DType::kF32; }, put<&PackedBuffers::table>},
       {"group_sizes", BufferRole::kOperand, grouped, [](P& p) { return p.num_sizes; }, integer,
@@ -100,7 +102,9 @@ std::string check_problem(const PackedProblem& p) {
   if (p.zero < 0 || p.zero > int64_t{1} << p.bits) return must("zero", "be from 0 to 2^bits", p.zero);
   if (p.zero_points && p.zero != 0) return must("zero", "be 0 beside zero points", p.zero);
   if (p.table && (p.bits != 4 || p.zero != 0 || p.zero_points)) return "a table must be of 4 bits and without zeros";
-  if (!is_float(p.scale)) return std::string("scale must be f16, bf16 or f32, got ") + name_of(p.scale);
+  if (!is_float(p.scale) && p.scale != DType::kF8E4M3FN && p.scale != DType::kF8E8M0FNU) {
+    return std::string("scale must be f16, bf16, f32, f8e4m3fn or f8e8m0fnu, got ") + name_of(p.scale);
+  }
   const bool is_float8 = p.in == DType::kF8E4M3FN && p.is_product();
   if (p.row_scales != is_float8) return "rows must have scales where x is f8e4m3fn, and nowhere else";
   // Of integers of 4 bits alone differences are exact in 8.

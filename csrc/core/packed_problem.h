@@ -18,6 +18,7 @@
 //   values       (n / 16, pieces, 512) bytes, a piece 64 rows of 4 bits or 32 rows of 8 bits
 //   scales       (n / 16, groups, 16), columns g and g + 8 side by side
 //   zero_points  (n / 16, groups, 16) int16, the same
+//   column_scales  (n / 16, 16) float32, the same: (u - zero) * scale of a column is multiplied by its own
 //
 // and those of experts one after the other. Inside of a piece: jax_tcgemm/problem/packed_weight.py and
 // kernels/packed/pieces.cuh.
@@ -44,8 +45,9 @@ struct PackedProblem {
   int64_t m, n, k;  // n is a multiple of kTile; m is 0 of a weight
   int64_t group_size;
   int64_t bits;
-  int64_t zero;      // of all, where there are no zero points
-  bool zero_points;  // whether every group and column has its own
+  int64_t zero;        // of all, where there are no zero points
+  bool zero_points;    // whether every group and column has its own
+  bool column_scales;  // whether every column has a scale beside those of its groups
   bool table;
   bool row_scales;  // whether each row of X has a factor
   DType scale;
@@ -76,6 +78,7 @@ void visit_fields(PackedProblem& p, Visit&& visit) {
   visit("bits", p.bits);
   visit("zero", p.zero);
   visit("zero_points", p.zero_points);
+  visit("column_scales", p.column_scales);
   visit("table", p.table);
   visit("row_scales", p.row_scales);
   visit("scale", p.scale);
@@ -100,6 +103,7 @@ struct PackedBuffers {
   const void* values = nullptr;
   const void* scales = nullptr;
   const void* zero_points = nullptr;
+  const float* column_scales = nullptr;
   const float* table = nullptr;
   const int32_t* group_sizes = nullptr;
   const int32_t* group_offset = nullptr;
@@ -109,8 +113,9 @@ struct PackedBuffers {
   std::vector<Buffers::Array> function_operands, more_results;
 };
 
-// The arrays of a call: of products x [, row_scales], then values, scales [, zero_points] [, table], then, grouped,
-// group_sizes and group_offset [, function operands] -> d [, function results]. Those of the weight are bytes.
+// The arrays of a call: of products x [, row_scales], then values, scales [, zero_points] [, column_scales] [, table],
+// then, grouped, group_sizes and group_offset [, function operands] -> d [, function results]. Those of the weight are
+// bytes.
 const BufferTable<PackedProblem, PackedBuffers>& buffer_table(const PackedProblem& problem);
 
 using PackedImplementation = ImplementationOf<PackedProblem, PackedBuffers>;

@@ -18,5 +18,9 @@ struct E4M3 {
 struct E5M2 {
   uint8_t bits;
 };
+// float8_e8m0fnu, a power of two: 2^(bits - 127), NaN where bits are 255.
+struct E8M0 {
+  uint8_t bits;
+};
 
 }  // namespace tcgemm::ptx

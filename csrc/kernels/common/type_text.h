@@ -55,6 +55,11 @@ struct ElementType<ptx::E5M2> {
   static constexpr const char* kText = "tcgemm::ptx::E5M2";
 };
 template <>
+struct ElementType<ptx::E8M0> {
+  static constexpr DType kDType = DType::kF8E8M0FNU;
+  static constexpr const char* kText = "tcgemm::ptx::E8M0";
+};
+template <>
 struct ElementType<int8_t> {
   static constexpr DType kDType = DType::kS8;
   static constexpr const char* kText = "int8_t";
@@ -88,6 +93,7 @@ inline const char* element_text(DType dtype) {
     case DType::kC128: return ElementType<Complex<double>>::kText;
     case DType::kF8E4M3FN: return ElementType<ptx::E4M3>::kText;
     case DType::kF8E5M2: return ElementType<ptx::E5M2>::kText;
+    case DType::kF8E8M0FNU: return ElementType<ptx::E8M0>::kText;
     case DType::kS8: return ElementType<int8_t>::kText;
     case DType::kU8: return ElementType<uint8_t>::kText;
     case DType::kS32: return ElementType<int32_t>::kText;

@@ -7,6 +7,10 @@
 // A consumer warpgroup dequantizes the fragments of two instructions, of 32 rows of the weight, while those of the last
 // 32 multiply, also across stages: there is always a wgmma under way.
 //
+// There are no other warps: the producer is a thread of the first consumer warp, which loads into a stage once all
+// warps have released it. So two CTAs of up to 128 rows fit an SM, of which one converts while the other multiplies,
+// begins or ends.
+//
 // Roles, shared memory and barriers: wide_block.cuh, WideGeometry.
 #pragma once
 
@@ -21,8 +25,8 @@ class DequantizingBlock : public WideBlock<Config, Weight, X, Epilogue> {
   using Base = WideBlock<Config, Weight, X, Epilogue>;
   using Base::barriers_, Base::begin_, Base::end_, Base::lane_, Base::params_, Base::warp_;
   using Base::has_tile, Base::release, Base::stage_address, Base::table, Base::tile, Base::weight_tile;
-  using Base::kBlocks, Base::kConsumerWarps, Base::kCount, Base::kGeometry, Base::kGroups, Base::kPieces, Base::kRowK,
-      Base::kStageK, Base::kStages, Base::kTile;
+  using Base::kBlocks, Base::kCount, Base::kGeometry, Base::kGroups, Base::kPieces, Base::kRowK, Base::kStageK,
+      Base::kStages, Base::kTile;
   using typename Base::Scale;
   static constexpr int kSteps = 2;  // instructions for a block of K
   using Fragments = uint32_t[kSteps][4];
@@ -36,14 +40,11 @@ class DequantizingBlock : public WideBlock<Config, Weight, X, Epilogue> {
 
   __device__ __forceinline__ void run() {
     Base::prepare();
-    if (warp_ >= kConsumerWarps) {
-      Base::run_producers();
-    } else {
-      ptx::setmaxnreg_inc<kGeometry.consumer_registers(), kGeometry.blocks_per_sm()>();
-      float accumulators[kCount];
-      multiply(accumulators);
-      Base::finish(accumulators);
-    }
+    Base::prefetch(threadIdx.x, kTile.threads());
+    float accumulators[kCount];
+    multiply(accumulators);
+    Base::scale_columns(accumulators);
+    Base::finish(accumulators);
   }
 
  private:
@@ -53,10 +54,12 @@ class DequantizingBlock : public WideBlock<Config, Weight, X, Epilogue> {
     uint32_t zeros[2];
   };
 
-  __device__ __forceinline__ void multiply(float (&accumulators)[kCount]) const {
+  __device__ __forceinline__ void multiply(float (&accumulators)[kCount]) {
 #pragma unroll
     for (float& accumulator : accumulators) accumulator = 0.0f;
     if (begin_ == end_) return;
+#pragma unroll 1
+    for (int i = 0; i < kStages - 2; ++i) load_next();
     const Columns whole = whole_columns();
     Fragments fragments[kBlocks];
     PipelineState state{kStages};
@@ -77,6 +80,20 @@ class DequantizingBlock : public WideBlock<Config, Weight, X, Epilogue> {
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_fence_operand(accumulators);
     release(state.stage);
+    if (warp_ == 0) {
+      if (ptx::elect_one()) Base::end_loads(loads_);
+      __syncwarp();
+    }
+  }
+
+  // Loads the next stage that is left, if this is the producer's warp.
+  __device__ __forceinline__ void load_next() {
+    if (warp_ == 0 && begin_ + num_loaded_ < end_) {
+      if (ptx::elect_one()) Base::load_stage(begin_ + num_loaded_, loads_);
+      __syncwarp();
+      ++num_loaded_;
+      loads_.advance();
+    }
   }
 
   __device__ __forceinline__ void wait(const PipelineState& state) const {
@@ -85,10 +102,12 @@ class DequantizingBlock : public WideBlock<Config, Weight, X, Epilogue> {
 
   // Of whose first block there are fragments; returns while the second block multiplies, and releases the stage before.
   __device__ __forceinline__ void multiply_stage(float (&accumulators)[kCount], Fragments (&fragments)[kBlocks],
-                                                 int stage, int previous, const Columns& whole) const {
+                                                 int stage, int previous, const Columns& whole) {
     const uint32_t address = stage_address(stage);
     const uint64_t x = ptx::swizzle_128b_descriptor(address, 0, 1024);
     issue(accumulators, fragments[0], x);
+    // Where the stage before the last one was: all warps have released it since, so that the producer does not wait.
+    load_next();
     ptx::wgmma_wait_group<1>();
     if (previous >= 0) release(previous);
     dequantize(address, 1, whole, fragments[1]);
@@ -131,8 +150,9 @@ class DequantizingBlock : public WideBlock<Config, Weight, X, Epilogue> {
 
   // Of the group that has a block of 32 of a stage's K.
   __device__ __forceinline__ Columns columns_of(uint32_t stage, int block) const {
-    const int group = Weight::kGroup > 0 && Weight::kGroup < kStageK ? block * kBlockK / Weight::kGroup : 0;
-    const int place = tile() * kGroups + group;  // mutant: group_of_another_block
+    int group = Weight::kGroup > 0 && Weight::kGroup < kStageK ? block * kBlockK / Weight::kGroup : 0;
+    if constexpr (Weight::kGroup == 16) group += lane_ % 4 / 2;  // mutant: first_group_of_a_block
+    const int place = tile() * kGroups + group;                  // mutant: group_of_another_block
     Columns found;
     const uint32_t scales = (place * packed::kTile + lane_ / 4 * 2) * static_cast<uint32_t>(sizeof(Scale));
     load_column_scales(stage + kGeometry.scales_offset() + scales, found.scales);
@@ -167,6 +187,9 @@ class DequantizingBlock : public WideBlock<Config, Weight, X, Epilogue> {
   static __device__ __forceinline__ void set_zeros(Columns& columns) {
     columns.zeros[0] = columns.zeros[1] = subtrahend<X, Weight::kBits>(Weight::kZero);
   }
+
+  int32_t num_loaded_ = 0;
+  PipelineState loads_{kStages};
 };
 
 template <typename Config, typename Weight, typename X, typename Epilogue>

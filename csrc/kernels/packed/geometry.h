@@ -20,7 +20,7 @@ struct Sums {
   constexpr int pitch() const { return columns + 4; }
   constexpr int share_bytes() const { return rows * columns / cluster * 4; }
   constexpr int received_offset() const { return warps_k * rows * pitch() * 4; }
-  constexpr int bytes() const { return received_offset() + (cluster > 1 ? cluster * share_bytes() : 0); }
+  constexpr int bytes() const { return received_offset() + (cluster - 1) * share_bytes(); }
 };
 
 // A block multiplies 8 * token_blocks rows of x by `columns` columns. Its warps share columns, and every stage's rows
@@ -109,10 +109,11 @@ struct WideTile {
   int columns, row_count, cluster, multicast_size;
   bool dequantizes;
 
-  static constexpr int kProducerThreads = 128;
   constexpr int tiles() const { return columns / kTile; }
   constexpr int consumer_threads() const { return columns / 64 * 128; }
-  constexpr int threads() const { return consumer_threads() + kProducerThreads; }
+  // A warpgroup, which leaves its registers to consumers, or none: a thread of the first consumer warp.
+  constexpr int producer_threads() const { return dequantizes ? 0 : 128; }
+  constexpr int threads() const { return consumer_threads() + producer_threads(); }
   constexpr int rows() const { return row_count; }
   constexpr int stage_k() const { return dequantizes ? 64 : 128; }
   constexpr int blocks() const { return cluster * multicast_size; }
@@ -140,12 +141,16 @@ struct WideGeometry {
   constexpr int loaded_bytes() const { return zeros_offset() + zeros_bytes(); }
   constexpr int stage_bytes() const { return (loaded_bytes() + kSwizzleBytes - 1) / kSwizzleBytes * kSwizzleBytes; }
 
-  // Of two CTAs on an SM one multiplies while the other begins or ends; few accumulators leave registers for both.
-  constexpr int blocks_per_sm() const { return tile.consumer_threads() <= 256 && tile.rows() <= 64 ? 2 : 1; }
+  // Of several CTAs on an SM one multiplies while another converts, begins or ends: as many as registers allow.
+  constexpr int blocks_per_sm() const {
+    if (tile.dequantizes) return tile.rows() <= 64 ? 3 : tile.rows() <= 128 ? 2 : 1;
+    return tile.consumer_threads() <= 256 && tile.rows() <= 64 ? 2 : 1;
+  }
   constexpr int table_bytes() const { return format.table ? kTableBytes : 0; }
   constexpr int stages() const {
-    const int fitting = (blocks_per_sm() == 2 ? 111 : 224) * 1024 - table_bytes();
-    return fitting / stage_bytes() > 8 ? 8 : fitting / stage_bytes();
+    const int available = blocks_per_sm() == 1 ? 224 : blocks_per_sm() == 2 ? 111 : 72;
+    const int fitting = (available * 1024 - table_bytes()) / stage_bytes();
+    return fitting > 8 ? 8 : fitting;
   }
 
   // Once all stages have been read, accumulators are in their place.
@@ -160,7 +165,7 @@ struct WideGeometry {
   constexpr int producer_registers() const { return 24; }
   constexpr int consumer_registers() const {
     const int at_launch = 65536 / blocks_per_sm() / tile.threads() / 8 * 8 * tile.threads();
-    const int each = (at_launch - producer_registers() * WideTile::kProducerThreads) / tile.consumer_threads() / 8 * 8;
+    const int each = (at_launch - producer_registers() * tile.producer_threads()) / tile.consumer_threads() / 8 * 8;
     return each < 240 ? each : 240;
   }
 };

@@ -110,6 +110,15 @@ class Block {
       slot = slot + 1 < kStages ? slot + 1 : 0;
     }
     if (Weight::kGroup == 0 && begin < end) scale_columns();
+    if (params_.column_scales != nullptr) {
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        if (!has_tile(tile_of(t))) continue;
+#pragma unroll
+        // mutant: column_scales_of_the_next_tile
+        for (auto& sums : sums_[t]) scale_accumulators(sums, params_.column_scales, weight_tile(tile_of(t)));
+      }
+    }
     __syncthreads();  // mutant: stages_overwritten_by_sums
     // From here on others may write where our stages were, and add to our barrier.
     if constexpr (kTile.cluster > 1) ptx::cluster_arrive_relaxed();
@@ -228,31 +237,43 @@ class Block {
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
           if (Weight::kGroup > 0 && block * kBlockK % group_size() == 0) begin_group(stage, block, t);
+          ColumnScale<X, Scale> scales[2];
+          if constexpr (kScalesFragments) load_column_scales(scales_address(stage, block, t), scales);
           const uint32_t words[4] = {integers[t].x, integers[t].y, integers[t].z, integers[t].w};
 #pragma unroll
           for (int step = 0; step < 2; ++step) {
             uint32_t a[4];
             convert_step<Weight, X>(words, i * 2 + step, zeros_[Weight::kZeroPoints ? t : 0], table(), a);
+            if constexpr (kScalesFragments) {
+#pragma unroll
+              // mutant: scales_of_fragments_exchanged
+              for (int p = 0; p < 4; ++p) a[p] = scales[p % 2].multiply(a[p]);
+            }
 #pragma unroll
             for (int j = 0; j < kTokenBlocks; ++j) {
               const uint32_t b[4] = {x[j].x, x[j].y, x[j].z, x[j].w};
               multiply<X>(group_sums(t)[j], a, b[2 * step], b[2 * step + 1]);
             }
           }
-          if (Weight::kGroup > 0 && (block + 1) * kBlockK % group_size() == 0) end_group(stage, block, t);
+          if (kHasParts && (block + 1) * kBlockK % group_size() == 0) end_group(stage, block, t);
         }
       }
     }
   }
 
+  // Of 16 rows no instruction has one group alone: fragments are multiplied by scales. Of larger groups accumulators
+  // are.
+  static constexpr bool kScalesFragments = Weight::kGroup == 16;
+  static constexpr bool kHasParts = Weight::kGroup > 0 && !kScalesFragments;
+
   // Not 0, so that nothing is divided by it where it is not meant.
   static constexpr __device__ int group_size() { return Weight::kGroup > 0 ? Weight::kGroup : kWarpK; }
 
   // Groups of a block of rows begin and end with a tile, so that tiles share registers.
-  static constexpr int kOpenGroups = Weight::kGroup == kBlockK ? 1 : kTiles;
+  static constexpr int kOpenGroups = Weight::kGroup <= kBlockK ? 1 : kTiles;
 
   __device__ __forceinline__ float (&group_sums(int t)) [kTokenBlocks][4] {
-    if constexpr (Weight::kGroup > 0) {
+    if constexpr (kHasParts) {
       return part_[t % kOpenGroups];
     } else {
       return sums_[t];
@@ -261,12 +282,20 @@ class Block {
 
   // Where a group of this warp's lies among those of the stage.
   __device__ __forceinline__ int group_place(int t, int block) const {
-    return tile_of(t) * kGroups + warp_k_ * (kWarpK / group_size()) + block * kBlockK / group_size();
+    const int first = tile_of(t) * kGroups + warp_k_ * (kWarpK / group_size()) + block * kBlockK / group_size();
+    return Weight::kGroup == 16 ? first + lane_ % 4 / 2 : first;  // mutant: first_group_of_a_block
+  }
+
+  // Of the scales of this lane's columns.
+  __device__ __forceinline__ uint32_t scales_address(uint32_t stage, int block, int t) const {
+    // mutant: scale_of_the_next_group
+    const int place = group_place(t, block) * 16 + lane_ / 4 * 2;
+    return stage + kScalesOffset + place * static_cast<int>(sizeof(Scale));
   }
 
   __device__ __forceinline__ void begin_group(uint32_t stage, int block, int t) {
 #pragma unroll
-    for (int j = 0; j < kTokenBlocks; ++j) {
+    for (int j = 0; kHasParts && j < kTokenBlocks; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) group_sums(t)[j][i] = 0.0f;
     }
@@ -279,10 +308,7 @@ class Block {
   __device__ __forceinline__ void set_zeros(int t, uint32_t both) { subtrahends<Weight, X>(both, zeros_[t]); }
 
   __device__ __forceinline__ void end_group(uint32_t stage, int block, int t) {
-    // mutant: scale_of_the_next_group
-    const uint32_t address =
-        stage + kScalesOffset + (group_place(t, block) * 16 + lane_ / 4 * 2) * static_cast<int>(sizeof(Scale));
-    const float2 scales = load_scales<Scale>(address);
+    const float2 scales = load_scales<Scale>(scales_address(stage, block, t));
 #pragma unroll
     for (int j = 0; j < kTokenBlocks; ++j) {
 #pragma unroll
@@ -311,7 +337,7 @@ class Block {
 #pragma unroll
       for (int j = 0; j < kTokenBlocks; ++j) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums_[t][j][i] *= tcgemm::convert<float>(scales[lane_ / 4 * 2 + i / 2]);
+        for (int i = 0; i < 4; ++i) sums_[t][j][i] *= float_of(scales[lane_ / 4 * 2 + i / 2]);
       }
     }
   }

@@ -23,6 +23,7 @@ Params params_of(const PackedProblem& p, const PackedBuffers& buffers, int colum
   params.values = static_cast<const uint8_t*>(buffers.values);
   params.scales = static_cast<const uint8_t*>(buffers.scales);
   params.zero_points = static_cast<const uint8_t*>(buffers.zero_points);
+  params.column_scales = buffers.column_scales;
   params.table = buffers.table;
   params.d = buffers.d;
   params.m = static_cast<int32_t>(p.m);
@@ -67,6 +68,7 @@ Status launch_weight(const PackedProblem& p, const PackedBuffers& buffers, const
   const WeightParams params{static_cast<const uint8_t*>(buffers.values),
                             buffers.scales,
                             static_cast<const int16_t*>(buffers.zero_points),
+                            buffers.column_scales,
                             buffers.table,
                             buffers.d,
                             p.tiles() * p.pieces(),

@@ -55,13 +55,17 @@ constexpr std::array kConfigs{
     ConfigEntry{"d128x64_c1", 128, 0, 1, 64, 1, true},
     ConfigEntry{"d128x64_c2", 128, 0, 2, 64, 1, true},
     ConfigEntry{"d128x64_c4", 128, 0, 4, 64, 1, true},
+    ConfigEntry{"d128x64_c8", 128, 0, 8, 64, 1, true},
     ConfigEntry{"d128x64_m2", 128, 0, 1, 64, 2, true},
     ConfigEntry{"d128x96_c1", 128, 0, 1, 96, 1, true},
     ConfigEntry{"d128x96_c2", 128, 0, 2, 96, 1, true},
+    ConfigEntry{"d128x96_c4", 128, 0, 4, 96, 1, true},
+    ConfigEntry{"d128x96_c8", 128, 0, 8, 96, 1, true},
     ConfigEntry{"d128x96_m2", 128, 0, 1, 96, 2, true},
     ConfigEntry{"d128x128_c1", 128, 0, 1, 128, 1, true},
     ConfigEntry{"d128x128_c2", 128, 0, 2, 128, 1, true},
     ConfigEntry{"d128x128_c4", 128, 0, 4, 128, 1, true},
+    ConfigEntry{"d128x128_c8", 128, 0, 8, 128, 1, true},
     ConfigEntry{"d128x128_m2", 128, 0, 1, 128, 2, true},
     ConfigEntry{"d128x160_c1", 128, 0, 1, 160, 1, true},
     ConfigEntry{"d128x160_c2", 128, 0, 2, 160, 1, true},
@@ -91,7 +95,7 @@ Tile tile_of(const PackedProblem& p, const ConfigEntry& entry) {
 
 // Whole columns, too, where one of the sizes is that of all rows: a scale for each.
 Types types_of(const PackedProblem& p) {
-  const bool has_groups = p.group_size == 32 || p.group_size == 64 || p.group_size == 128;
+  const bool has_groups = p.group_size == 16 || p.group_size == 32 || p.group_size == 64 || p.group_size == 128;
   const Format format{static_cast<int>(p.bits), has_groups ? static_cast<int>(p.group_size) : 0, p.zero_points, p.table,
                       static_cast<int>(dtype_bytes(p.scale))};
   return {format, static_cast<int>(p.zero), p.scale, p.in, p.is_grouped()};
@@ -123,7 +127,7 @@ class Packed final : public PackedImplementation {
     const ConfigEntry& entry = entry_of(config);
     const Types types = types_of(p);
     if (types.format.group == 0 && p.group_size != p.k) {
-      return "groups must have 32, 64, 128 or all rows, got " + std::to_string(p.group_size);
+      return "groups must have 16, 32, 64, 128 or all rows, got " + std::to_string(p.group_size);
     }
     if (!p.is_product()) return "";
     const std::string named = "config " + std::string(config);
@@ -194,6 +198,10 @@ class Packed final : public PackedImplementation {
     if (std::string rule = reject_other_devices(device, 90); !rule.empty()) return named + " is of wgmma: " + rule;
     if (tile.dequantizes && p.row_scales) return named + " multiplies f16 and bf16, got x of f8e4m3fn";
     const WideGeometry geometry = wide_geometry(p, tile);
+    if (!tile.dequantizes && geometry.format.group == 16) return named + " has no accumulators for groups of 16 rows";
+    if (p.epilogue.gated && geometry.scales_bytes() / 2 % 128 != 0) {
+      return named + " loads scales of gate and up that begin on 128 bytes, which one of 8 bits for a stage does not";
+    }
     if (geometry.shared_bytes() > device.shared_memory_bytes)
       return lacks_memory(named, geometry.shared_bytes(), device);
     if (num_order_blocks(p) > (int64_t{1} << 31) - 1) return named + " would copy x by more than 2^31 - 1 blocks";

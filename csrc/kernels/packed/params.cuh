@@ -15,6 +15,7 @@ struct Params {
   const uint8_t* values;
   const uint8_t* scales;
   const uint8_t* zero_points;
+  const float* column_scales;  // null: none
   const float* table;
   void* d;
   int32_t m, n, k;
@@ -35,6 +36,7 @@ struct WeightParams {
   const uint8_t* values;
   const void* scales;
   const int16_t* zero_points;  // null: `zero` is that of all
+  const float* column_scales;  // null: none
   const float* table;          // null: there is none
   void* d;
   int64_t num_pieces;  // of all tiles

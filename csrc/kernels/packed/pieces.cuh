@@ -144,6 +144,25 @@ __device__ __forceinline__ uint32_t pair_of(float low, float high) {
   return bits;
 }
 
+// A scale of a group in float32.
+template <typename Scale>
+__device__ __forceinline__ float float_of(Scale scale) {
+  if constexpr (std::is_same_v<Scale, ptx::E8M0>) {
+    // 2^-127 is a subnormal number, 255 stands for NaN.
+    const uint32_t bits = scale.bits == 0 ? 0x00400000u : scale.bits == 255 ? 0x7FC00000u : uint32_t{scale.bits} << 23;
+    return __uint_as_float(bits);
+  } else if constexpr (std::is_same_v<Scale, ptx::E4M3>) {
+    const uint32_t magnitude = scale.bits & 0x7F;
+    const uint16_t bits = static_cast<uint16_t>((scale.bits & 0x80) << 8 | magnitude << 7);
+    __half half;
+    memcpy(&half, &bits, 2);
+    // The exponent of float16 is biased by 15, this one by 7.
+    return magnitude == 0x7F ? __uint_as_float(0x7FC00000u) : 256.0f * tcgemm::convert<float>(half);
+  } else {
+    return tcgemm::convert<float>(scale);
+  }
+}
+
 // A weight's format as a type. kGroup 0: whole columns; kZero: of all, where there are no zero points.
 template <int kBits_, int kGroup_, bool kZeroPoints_, int kZero_, bool kTable_, typename Scale_>
 struct Weight {
@@ -151,8 +170,7 @@ struct Weight {
   static constexpr int kBits = kBits_, kGroup = kGroup_, kZero = kZero_;
   static constexpr bool kZeroPoints = kZeroPoints_, kTable = kTable_;
   static constexpr Format kFormat{kBits_, kGroup_, kZeroPoints_, kTable_, static_cast<int>(sizeof(Scale_))};
-  static_assert(kGroup == 0 || (kGroup >= kBlockK && kWarpK % kGroup == 0),
-                "a warp's part of a stage has whole groups");
+  static_assert(kGroup == 0 || (kGroup >= 16 && kWarpK % kGroup == 0), "a warp's part of a stage has whole groups");
 };
 
 // Of columns g and g + 8, of which both zeros are in a word.
@@ -191,35 +209,48 @@ __device__ __forceinline__ void fill_table(uint32_t table, const float* values, 
   }
 }
 
-// Of columns g and g + 8, from shared memory.
+// Scales of columns g and g + 8, which are adjacent in shared memory.
+template <typename Scale>
+__device__ __forceinline__ void load_both(uint32_t address, Scale (&both)[2]) {
+  if constexpr (sizeof(Scale) == 4) {
+    uint32_t words[2];
+    ptx::ld_shared_v2_u32(words[0], words[1], address);
+    memcpy(both, words, sizeof(both));
+  } else if constexpr (sizeof(Scale) == 2) {
+    const uint32_t word = ptx::ld_shared_u32(address);
+    memcpy(both, &word, sizeof(both));
+  } else {
+    uint16_t half;
+    ptx::ld_shared(half, address);
+    memcpy(both, &half, sizeof(both));
+  }
+}
+
+// The same in float32.
 template <typename Scale>
 __device__ __forceinline__ float2 load_scales(uint32_t address) {
-  if constexpr (sizeof(Scale) == 4) {
-    uint32_t bits[2];
-    ptx::ld_shared_v2_u32(bits[0], bits[1], address);
-    return make_float2(__uint_as_float(bits[0]), __uint_as_float(bits[1]));
-  } else {
-    const uint32_t bits = ptx::ld_shared_u32(address);
-    Scale both[2];
-    memcpy(both, &bits, 4);
-    return make_float2(tcgemm::convert<float>(both[0]), tcgemm::convert<float>(both[1]));
-  }
+  Scale both[2];
+  load_both(address, both);
+  return make_float2(float_of(both[0]), float_of(both[1]));
 }
 
 // The scale of a column of a weight that is dequantized: (u - zero) * scale, rounded once to the dtype of x.
 template <typename X, typename Scale>
 class ColumnScale {
-  // The product of a difference, which has at most 9 bits, and a scale of the dtype of x is exact in float32.
-  static constexpr bool kIsOfX = std::is_same_v<X, Scale>;
+  // A scale that X has exactly, whose product with a difference of at most 9 bits is exact in float32, multiplies in X.
+  static constexpr bool kIsOfX = std::is_same_v<X, Scale> || std::is_same_v<Scale, ptx::E4M3> ||
+                                 (std::is_same_v<Scale, ptx::E8M0> && std::is_same_v<X, __nv_bfloat16>);
 
  public:
   ColumnScale() = default;
   __device__ __forceinline__ explicit ColumnScale(Scale scale) {
-    if constexpr (kIsOfX) {
+    if constexpr (std::is_same_v<X, Scale>) {
       const Scale both[2] = {scale, scale};
       memcpy(&scale_, both, 4);
+    } else if constexpr (kIsOfX) {
+      scale_ = pair_of<X>(float_of(scale), float_of(scale));
     } else {
-      scale_ = tcgemm::convert<float>(scale);
+      scale_ = float_of(scale);
     }
   }
 
@@ -246,16 +277,20 @@ class ColumnScale {
 // Of columns g and g + 8, from shared memory.
 template <typename X, typename Scale>
 __device__ __forceinline__ void load_column_scales(uint32_t address, ColumnScale<X, Scale> (&scales)[2]) {
-  uint32_t words[sizeof(Scale) == 4 ? 2 : 1];
-  if constexpr (sizeof(Scale) == 4) {
-    ptx::ld_shared_v2_u32(words[0], words[1], address);
-  } else {
-    words[0] = ptx::ld_shared_u32(address);
-  }
   Scale both[2];
-  memcpy(both, words, sizeof(both));
+  load_both(address, both);
 #pragma unroll
   for (int r = 0; r < 2; ++r) scales[r] = ColumnScale<X, Scale>(both[r]);
+}
+
+// Multiplies the accumulators of a tile of 16 columns by what they have a scale of, as the tensor core holds them: of
+// four the first two are of column g, the others of column g + 8.
+template <int kCount>
+__device__ __forceinline__ void scale_accumulators(float (&accumulators)[kCount], const float* scales, int64_t tile) {
+  const float2 both = reinterpret_cast<const float2*>(scales)[tile * 8 + threadIdx.x % 32 / 4];
+#pragma unroll
+  // mutant: column_scales_exchanged
+  for (int i = 0; i < kCount; ++i) accumulators[i] *= i % 4 < 2 ? both.x : both.y;
 }
 
 }  // namespace tcgemm::packed

@@ -92,8 +92,8 @@ class BlockSums {
       for (int vector = thread_; vector < kSums.rows * kVectors; vector += kThreads) {
         float sums[4];
         add_warps(vector / kVectors, column_of(target, vector % kVectors * 4), sums);
-        ptx::st_async_v4(ptx::mapa(received_address(rank(), vector), target), sums[0], sums[1], sums[2], sums[3],
-                         target_barrier);
+        ptx::st_async_v4(ptx::mapa(received_address(rank(), target, vector), target), sums[0], sums[1], sums[2],
+                         sums[3], target_barrier);
       }
     }
   }
@@ -143,25 +143,37 @@ class BlockSums {
   }
 
   __device__ __forceinline__ void store_rows(const Rows& rows, const Work& work) const {
+    // Of many rows several vectors at a time, so that their loads do not wait for each other.
+    constexpr int kTotal = kSums.rows * kVectors, kBatch = kTotal % (4 * kThreads) == 0 ? 4 : 1;
 #pragma unroll 1
-    for (int vector = thread_; vector < kSums.rows * kVectors; vector += kThreads) {
-      const int row = vector / kVectors, column = vector % kVectors * 4;
-      const int64_t m_idx = work.row + row;
-      const int64_t n_idx = work.column_block * int64_t{kSums.columns} + column_of(rank(), column);
-      if (m_idx >= rows.row_end || n_idx >= rows.n) continue;
-      float values[4];
-      add_all(row, column, values);
-      if (rows.scales != nullptr && !work.is_of_none()) {
-        const float scale = rows.scales[m_idx];  // mutant: scales_of_other_rows
+    for (int first = thread_; first < kTotal; first += kBatch * kThreads) {
+      float values[kBatch][4];
 #pragma unroll
-        for (float& value : values) value *= scale;
+      for (int i = 0; i < kBatch; ++i) {
+        const int vector = first + i * kThreads;
+        add_all(vector / kVectors, vector % kVectors * 4, values[i]);
       }
-      const int64_t place = m_idx * rows.n + n_idx;
-      switch (rows.out) {
-        case FloatType::kF16: store_vectors(values, static_cast<__half*>(rows.d) + place); break;
-        case FloatType::kBF16: store_vectors(values, static_cast<__nv_bfloat16*>(rows.d) + place); break;
-        case FloatType::kF32: store_vectors(values, static_cast<float*>(rows.d) + place); break;
-      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) store_vector(rows, work, first + i * kThreads, values[i]);
+    }
+  }
+
+  __device__ __forceinline__ void store_vector(const Rows& rows, const Work& work, int vector,
+                                               float (&values)[4]) const {
+    const int row = vector / kVectors, column = vector % kVectors * 4;
+    const int64_t m_idx = work.row + row;
+    const int64_t n_idx = work.column_block * int64_t{kSums.columns} + column_of(rank(), column);
+    if (m_idx >= rows.row_end || n_idx >= rows.n) return;
+    if (rows.scales != nullptr && !work.is_of_none()) {
+      const float scale = rows.scales[m_idx];  // mutant: scales_of_other_rows
+#pragma unroll
+      for (float& value : values) value *= scale;
+    }
+    const int64_t place = m_idx * rows.n + n_idx;
+    switch (rows.out) {
+      case FloatType::kF16: store_vectors(values, static_cast<__half*>(rows.d) + place); break;
+      case FloatType::kBF16: store_vectors(values, static_cast<__nv_bfloat16*>(rows.d) + place); break;
+      case FloatType::kF32: store_vectors(values, static_cast<float*>(rows.d) + place); break;
     }
   }
 
@@ -207,8 +219,10 @@ class BlockSums {
     return shared_ + ((warp_k * kSums.rows + row) * kSums.pitch() + column) * 4;
   }
 
-  __device__ __forceinline__ uint32_t received_address(int rank, int vector) const {
-    return shared_ + kSums.received_offset() + rank * kSums.share_bytes() + vector * 16;
+  // In the memory of block `receiver` of the cluster, which has a share of each of the others.
+  __device__ __forceinline__ uint32_t received_address(int sender, int receiver, int vector) const {
+    const int place = sender - (sender > receiver);  // mutant: shares_of_one_place
+    return shared_ + kSums.received_offset() + place * kSums.share_bytes() + vector * 16;
   }
 
   // Adds neighbours in shared memory to what there is.
@@ -251,7 +265,7 @@ class BlockSums {
 #pragma unroll
         for (int j = 0; j < kCount; ++j) sums[j] += own[j];
       } else {
-        add(received_address(i, row * kVectors + column / 4) + column % 4 * 4, sums);
+        add(received_address(i, rank(), row * kVectors + column / 4) + column % 4 * 4, sums);
       }
     }
   }

@@ -6,6 +6,7 @@
 
 #include "kernels/packed/geometry.h"
 #include "kernels/packed/params.cuh"
+#include "kernels/packed/pieces.cuh"
 #include "ptx/global_memory.cuh"
 #include "tile/numeric.cuh"
 #include "tile/store_vectors.cuh"
@@ -29,9 +30,10 @@ __global__ void __launch_bounds__(kWeightThreads) write_weight(const __grid_cons
     const int64_t factors = (tile * params.groups + k / params.group_size) * kTile + g * 2;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float scale = convert<float>(static_cast<const Scale*>(params.scales)[factors + r]);
+      const float scale = float_of(static_cast<const Scale*>(params.scales)[factors + r]);
       const float zero = params.zero_points != nullptr ? params.zero_points[factors + r] : params.zero;
       float numbers[8];
+      const float column_scale = params.column_scales == nullptr ? 1 : params.column_scales[tile * kTile + g * 2 + r];
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const int step = i / 4, half = i / 2 % 2, e = i % 2;
@@ -42,7 +44,7 @@ __global__ void __launch_bounds__(kWeightThreads) write_weight(const __grid_cons
         } else {
           u = words[2 * step + half] >> (8 * r + 16 * e) & 255;
         }
-        numbers[i] = (params.table != nullptr ? params.table[u] : static_cast<float>(u) - zero) * scale;
+        numbers[i] = (params.table != nullptr ? params.table[u] : static_cast<float>(u) - zero) * scale * column_scale;
       }
       store_vectors(numbers, static_cast<X*>(params.d) + (tile * kTile + r * 8 + g) * params.k + k);
     }

@@ -114,16 +114,36 @@ class WideBlock {
     __syncthreads();
   }
 
-  // The producer's warpgroup: one thread loads all stages, the other warps bring what the epilogue reads to L2.
-  __device__ __forceinline__ void run_producers() const {
-    ptx::setmaxnreg_dec<kGeometry.producer_registers(), kGeometry.blocks_per_sm()>();
-    if (warp_ == kConsumerWarps) {
-      if (ptx::elect_one()) produce();
-      __syncwarp();
-    } else {
-      const int first = (kConsumerWarps + 1) * 32;
-      BlockSums<Config, Epilogue>::prefetch(epilogue_, work_, threadIdx.x - first, kTile.threads() - first);
+  // The producer's work, by one thread: loads a stage of the weight to one of the ring that is or becomes free.
+  __device__ __forceinline__ void load_stage(int32_t stage, const PipelineState& state) const {
+    ptx::mbarrier_wait(barriers_.empty(state.stage), state.phase ^ 1);  // mutant: stages_overwritten
+    const uint32_t to = stage_address(state.stage), barrier = barriers_.full(state.stage);
+    ptx::mbarrier_arrive_expect_tx(barrier, kGeometry.loaded_bytes());  // mutant: too_few_bytes
+#pragma unroll
+    for (int tile = 0; tile < kTile.tiles(); tile += kSetTiles) load_weight(to, barrier, stage, tile);
+    load_x(to, barrier, stage * kStageK);  // mutant: x_of_the_next_stage
+  }
+
+  // After the last of them.
+  __device__ __forceinline__ void end_loads(PipelineState state) const {
+    // Not earlier: CTAs of the next kernel would take the place of our own.
+    ptx::griddepcontrol_launch_dependents();
+    if constexpr (kTile.multicast_size > 1) {
+      // No CTA may leave while the other one's arrivals are under way.
+#pragma unroll 1
+      // mutant: multicast_cluster_left
+      for (int left = kStages; left > 0; --left, state.advance())
+        ptx::mbarrier_wait(barriers_.empty(state.stage), state.phase ^ 1);
     }
+  }
+
+  // Brings what the epilogue reads to L2, by `count` threads, of which this is number `thread`.
+  __device__ __forceinline__ void prefetch(int thread, int count) const {
+    BlockSums<Config, Epilogue>::prefetch(epilogue_, work_, thread, count);
+  }
+
+  // All threads of a cluster arrive once: consumers in finish(), the others here.
+  static __device__ __forceinline__ void join_cluster() {
     if constexpr (kTile.cluster > 1) {
       ptx::cluster_arrive_relaxed();
       ptx::cluster_wait();
@@ -159,6 +179,13 @@ class WideBlock {
     } else {
       if (lane_ == 0) ptx::mbarrier_arrive(barriers_.empty(stage));
     }
+  }
+
+  // By the scales that columns have beside those of their groups.
+  __device__ __forceinline__ void scale_columns(float (&accumulators)[kCount]) const {
+    if (params_.column_scales == nullptr || !has_tile(tile())) return;
+    // mutant: column_scales_of_the_next_tile
+    scale_accumulators(accumulators, params_.column_scales, weight_tile(tile()));
   }
 
   // Stores the results, once this thread has multiplied all stages.
@@ -206,28 +233,6 @@ class WideBlock {
   static constexpr uint32_t kConsumerBarrier = 1;
   static __device__ __forceinline__ void sync_consumers() {
     ptx::named_barrier_sync(kConsumerBarrier, kTile.consumer_threads());
-  }
-
-  __device__ __forceinline__ void produce() const {
-    PipelineState state{kStages};
-#pragma unroll 1
-    for (int32_t stage = begin_; stage < end_; ++stage, state.advance()) {
-      ptx::mbarrier_wait(barriers_.empty(state.stage), state.phase ^ 1);  // mutant: stages_overwritten
-      const uint32_t to = stage_address(state.stage), barrier = barriers_.full(state.stage);
-      ptx::mbarrier_arrive_expect_tx(barrier, kGeometry.loaded_bytes());  // mutant: too_few_bytes
-#pragma unroll
-      for (int tile = 0; tile < kTile.tiles(); tile += kSetTiles) load_weight(to, barrier, stage, tile);
-      load_x(to, barrier, stage * kStageK);  // mutant: x_of_the_next_stage
-    }
-    // Not earlier: blocks of the next kernel would take the place of our own.
-    ptx::griddepcontrol_launch_dependents();
-    if constexpr (kTile.multicast_size > 1) {
-      // No CTA may leave while the other one's arrivals are under way.
-#pragma unroll 1
-      // mutant: multicast_cluster_left
-      for (int left = kStages; left > 0; --left, state.advance())
-        ptx::mbarrier_wait(barriers_.empty(state.stage), state.phase ^ 1);
-    }
   }
 
   // The tiles of one product, of which the first is number `tile` of the CTA.

@@ -9,6 +9,8 @@
 // these is added to accumulators in float32 when a group, or 128 of K, ends. Rows of X have scales of their own, which
 // accumulators are multiplied by at the end.
 //
+// A last warpgroup has the producer, and brings what the epilogue reads to L2.
+//
 // Roles, shared memory and barriers: wide_block.cuh, WideGeometry.
 #pragma once
 
@@ -41,15 +43,31 @@ class RegisterBlock : public WideBlock<Config, Weight, X, Epilogue> {
   __device__ __forceinline__ void run() {
     Base::prepare();
     if (warp_ >= kConsumerWarps) {
-      Base::run_producers();
+      ptx::setmaxnreg_dec<kGeometry.producer_registers(), kGeometry.blocks_per_sm()>();
+      if (warp_ == kConsumerWarps) {
+        if (ptx::elect_one()) produce();
+        __syncwarp();
+      } else {
+        const int first = (kConsumerWarps + 1) * 32;
+        Base::prefetch(threadIdx.x - first, kTile.threads() - first);
+      }
+      Base::join_cluster();
     } else {
       ptx::setmaxnreg_inc<kGeometry.consumer_registers(), kGeometry.blocks_per_sm()>();
       consume();
+      Base::scale_columns(sums_);
       Base::finish(sums_);
     }
   }
 
  private:
+  __device__ __forceinline__ void produce() const {
+    PipelineState state{kStages};
+#pragma unroll 1
+    for (int32_t stage = begin_; stage < end_; ++stage, state.advance()) Base::load_stage(stage, state);
+    Base::end_loads(state);
+  }
+
   __device__ __forceinline__ void consume() {
     if constexpr (Weight::kGroup == 0 && Weight::kZeroPoints) {
       const auto* zeros = reinterpret_cast<const uint32_t*>(params_.zero_points);
@@ -151,7 +169,7 @@ class RegisterBlock : public WideBlock<Config, Weight, X, Epilogue> {
     // mutant: scales_of_the_next_tile
     const int64_t place = static_cast<int64_t>(weight_tile(tile())) * 16 + lane_ / 4 * 2;
     const auto* both = reinterpret_cast<const Scale*>(params_.scales) + place;
-    const float scales[2] = {kUnit * tcgemm::convert<float>(both[0]), kUnit * tcgemm::convert<float>(both[1])};
+    const float scales[2] = {kUnit * float_of(both[0]), kUnit * float_of(both[1])};
 #pragma unroll
     for (int i = 0; i < kCount; ++i) sums_[i] *= scales[i % 4 / 2];
   }
