@@ -10,11 +10,12 @@ import numpy as np
 import jax_tcgemm
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.packed import PackedProblem
-from jax_tcgemm.problem.packed_weight import CODINGS, NF4
+from jax_tcgemm.problem.packed_weight import CODINGS, E2M1, NF4
 from jax_tcgemm.selection import implementations
 from jax_tcgemm.selection.configs import WidePackedConfig, parse_or_none
 from jax_tcgemm.selection.devices import ASSUMED_GPU
 
+TABLES = {"nf4": NF4, "float4_e2m1fn": E2M1}
 # One program for each, where operation by operation dozens are compiled.
 _pack = jax.jit(jax_tcgemm.pack_weights, static_argnames=("group_size", "dtype"))
 unpack = jax.jit(jax_tcgemm.PackedWeight.unpack)
@@ -23,9 +24,10 @@ dequantize = jax.jit(jax_tcgemm.PackedWeight.dequantize, static_argnames="dtype"
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A product of m rows, or of those of experts of these sizes; qtype "nf4" is a table.
+    """A product of m rows, or of those of experts of these sizes.
 
-    x of "f8e4m3fn" has a scale for each row.
+    Integers of qtypes "nf4" and "float4_e2m1fn" stand for values of a table. x of "f8e4m3fn" has a
+    scale for each row.
 
     From number `offset` on, `experts` of them have weights; None: all.
     """
@@ -43,11 +45,13 @@ class Case:
     offset: int = 0
     experts: int | None = None
     positive: bool = False  # x
+    columns: bool = False  # column scales
 
     @property
     def label(self):
         words = [f"{self.m}x{self.n}x{self.k}", self.qtype, f"g{self.group}"]
         words += ["zeros"] * self.zeros + ["positive"] * self.positive
+        words += ["columns"] * self.columns
         if self.sizes:
             words.append(f"experts{self.offset}+{self.num_weights}of{len(self.sizes)}")
         return "_".join([*words, self.scale, self.x, self.out])
@@ -60,16 +64,22 @@ class Case:
     def num_weights(self):
         return (len(self.sizes) if self.experts is None else self.experts) or 1
 
+    @property
+    def coding(self):
+        return CODINGS["table" if self.qtype in TABLES else self.qtype]
+
     @functools.cached_property
     def _drawn(self):
         rng = np.random.default_rng([self.m, self.n, self.k, len(self.label)])
-        coding = CODINGS["table" if self.qtype == "nf4" else self.qtype]
+        coding = self.coding
         groups = self.k // (self.group or self.k)
         experts = (self.num_weights,) if self.sizes else ()
         q = rng.integers(coding.least, coding.largest + 1, (*experts, self.k, self.n))
         # So different that a scale of a neighbour shows.
         shape = (*experts, groups, self.n)
         scale = rng.uniform(0.25, 4, shape) * rng.choice([-1, 1], shape)
+        if self.scale == "f8e8m0fnu":
+            scale = 2.0 ** rng.integers(-2, 3, shape)
         zero_point = None
         if self.zeros:
             zero_point = rng.integers(coding.least, coding.largest + 2, shape)
@@ -83,11 +93,20 @@ class Case:
         return rng.uniform(0.25, 4, self.m).astype(np.float32)
 
     @functools.cached_property
+    def column_scale(self):
+        if not self.columns:
+            return None
+        experts = (self.num_weights,) if self.sizes else ()
+        rng = np.random.default_rng(self.n)
+        return rng.uniform(0.25, 4, (*experts, self.n)).astype(np.float32)
+
+    @functools.cached_property
     def weight(self):
         q, scale, zero_point, _ = self._drawn
         arrays = (jnp.asarray(x) for x in (q, scale))
         zero_point = None if zero_point is None else jnp.asarray(zero_point)
-        return _pack(*arrays, zero_point, group_size=self.group, dtype=self.qtype)
+        how = {"group_size": self.group, "dtype": self.qtype, "column_scale": self.column_scale}
+        return _pack(*arrays, zero_point, **how)
 
     @property
     def x_array(self):
@@ -107,11 +126,14 @@ class Case:
         q, scale, zero_point, _ = self._drawn
         size = self.group or self.k
         values = q.astype(np.float64)
-        if self.qtype == "nf4":
-            values = np.array(NF4).astype(DTYPES[self.x]).astype(np.float64)[q]
+        if self.qtype in TABLES:
+            values = np.array(TABLES[self.qtype]).astype(DTYPES[self.x]).astype(np.float64)[q]
         if zero_point is not None:
             values = values - zero_point.repeat(size, -2)
-        return values * scale.astype(np.float64).repeat(size, -2)
+        values = values * scale.astype(np.float64).repeat(size, -2)
+        if self.columns:
+            values = values * self.column_scale.astype(np.float64)[..., None, :]
+        return values
 
     @functools.cached_property
     def exact(self):
@@ -144,8 +166,7 @@ class Case:
 
     @property
     def problem(self):
-        is_table = self.qtype == "nf4"
-        coding = CODINGS["table" if is_table else self.qtype]
+        is_table, coding = self.qtype in TABLES, self.coding
         return PackedProblem(
             form="grouped" if self.sizes else "product",
             m=self.m,
@@ -161,6 +182,7 @@ class Case:
             out_dtype=self.out,
             experts=self.num_weights,
             num_sizes=len(self.sizes),
+            column_scales=self.columns,
         )
 
     @property
@@ -191,6 +213,8 @@ class Case:
         found |= {"values": np.asarray(w.values), "scales": np.asarray(w.scales)}
         if w.zero_points is not None:
             found["zero_points"] = np.asarray(w.zero_points)
+        if w.column_scales is not None:
+            found["column_scales"] = np.asarray(w.column_scales)
         if w.format.table is not None:
             found["table"] = np.array(w.format.table, np.float32)
         if self.sizes:

@@ -562,8 +562,8 @@ def test_malformed_states_of_bitsandbytes_are_refused(form, data):
         ("gptq 4", lambda x: {"scales": np.repeat(x["scales"], 2, 0)}, "qzeros must be of shape"),
         (
             "compressed-tensors 4",
-            lambda x: {"weight_scale": np.repeat(x["weight_scale"], 2, 1)},
-            "weight_scale must have groups of whole columns or of multiples of 32 rows",
+            lambda x: {"weight_scale": np.repeat(x["weight_scale"], 4, 1)},
+            "weight_scale must have groups of whole columns or of multiples of 16 rows",
         ),
     ],
 )

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from packed_cases import Case, dequantize, is_wide
+from packed_cases import TABLES, Case, dequantize, is_wide
 from random_arrays import normal
 
 import jax_tcgemm
 from jax_tcgemm import PackedWeight, pack_weights
 from jax_tcgemm.primitives.packed_dot import MOST_ROWS
-from jax_tcgemm.problem.packed_weight import CODINGS, NF4, PackedFormat
+from jax_tcgemm.problem.packed_weight import PackedFormat
 from jax_tcgemm.selection import rules
 from jax_tcgemm.selection.devices import ASSUMED_GPU
 from jax_tcgemm.selection.implementations import configs_of, considered
@@ -31,6 +31,10 @@ FORMATS = [
     Case(5, 20, 72, None, "int4", zeros=True, scale="f32"),
     Case(5, 33, 50, None, "int8", scale="f16"),
     Case(5, 64, 128, 64, "nf4", scale="f32"),
+    Case(5, 40, 96, 32, "float4_e2m1fn", scale="f8e8m0fnu"),  # MXFP4
+    Case(5, 24, 80, 16, "float4_e2m1fn", scale="f8e4m3fn", columns=True),  # NVFP4
+    Case(5, 40, 80, 16, "uint4", zeros=True, scale="f16", x="f16", columns=True),
+    Case(5, 20, 64, 16, "int8", scale="f8e4m3fn"),
 ]
 
 
@@ -54,15 +58,18 @@ def test_what_went_in_comes_out(case):
         assert unpacked.zero_point is None
     else:
         np.testing.assert_array_equal(exact(unpacked.zero_point), zero_point)
+    assert (unpacked.column_scale is None) == (not case.columns)
+    if case.columns:
+        np.testing.assert_array_equal(np.asarray(unpacked.column_scale), case.column_scale)
     assert all(x.dtype == jnp.uint8 for x in jax.tree.leaves(case.weight))
 
 
 @pytest.mark.parametrize("qtype", ["int4", "nf4", "uint8"])
 def test_elements_lie_where_the_kernel_reads_them(qtype):
     """By the definition of a piece, one element after the other."""
-    case = Case(1, 32, 128, 32, qtype, zeros=qtype == "uint8", scale="f32")
+    case = Case(1, 32, 128, 32, qtype, zeros=qtype == "uint8", scale="f32", columns=True)
     q, scale, zero_point, _ = case._drawn
-    coding = CODINGS["table" if qtype == "nf4" else qtype]
+    coding = case.coding
     w = jax.tree.map(np.asarray, case.weight)
     for row, column in np.random.default_rng(0).integers(0, (128, 32), (200, 2)):
         chunk, b, c, s, h, e = np.unravel_index(row, (2, 2, 4, 2, 2, 2))
@@ -81,16 +88,21 @@ def test_elements_lie_where_the_kernel_reads_them(qtype):
         if zero_point is not None:
             stored = w.zero_points[tile, group].view("<i2")[place]
             assert stored == zero_point[group, column] + coding.offset
+        assert w.column_scales[tile, 0].view("<f4")[place] == case.column_scale[column]
 
 
 @pytest.mark.parametrize("case", FORMATS, ids=lambda case: case.label)
 def test_dequantized(case):
     q, scale, zero_point, _ = case._drawn
-    values = np.array(NF4, np.float32)[q] if case.qtype == "nf4" else q.astype(np.float64)
+    values = q.astype(np.float64)
+    if case.qtype in TABLES:
+        values = np.array(TABLES[case.qtype], np.float32)[q]
     size = case.group or case.k
     if zero_point is not None:
         values = values - zero_point.repeat(size, 0)
     expected = values.astype(np.float64) * exact(scale).repeat(size, 0)
+    if case.columns:
+        expected = expected * exact(case.column_scale)
     np.testing.assert_allclose(
         exact(dequantize(case.weight, dtype=jnp.float32)), expected, rtol=2e-7
     )
@@ -118,7 +130,7 @@ def act_order(k=256, n=32, size=64, seed=0):
 def test_groups_in_any_order():
     w, q, scale, g_idx = act_order()
     unpacked = w.unpack()
-    for got, expected in zip(unpacked, (q, scale, None, g_idx), strict=True):
+    for got, expected in zip(unpacked, (q, scale, None, g_idx, None), strict=True):
         assert (got is None) == (expected is None)
         if got is not None:
             np.testing.assert_array_equal(np.asarray(got), expected)
@@ -400,10 +412,8 @@ PACKED = pack_weights(Q, SCALE, group_size=32, dtype="int4")
 X = jnp.ones((4, 64), BF16)
 
 
-def packing(q=Q, scale=SCALE, zero_point=None, group_size=32, dtype="int4", g_idx=None):
-    return lambda: pack_weights(
-        q, scale, zero_point, group_size=group_size, dtype=dtype, g_idx=g_idx
-    )
+def packing(q=Q, scale=SCALE, zero_point=None, group_size=32, dtype="int4", **how):
+    return lambda: pack_weights(q, scale, zero_point, group_size=group_size, dtype=dtype, **how)
 
 
 def other(**fields):
@@ -413,7 +423,7 @@ def other(**fields):
 
 REFUSALS = {
     "a group that does not divide": (packing(Q[:48]), "group_size must divide .*, got group_"),
-    "another group": (packing(group_size=48), "group_size must be 32, 64, 128, or None"),
+    "another group": (packing(group_size=48), "group_size must be 16, 32, 64, 128, or None"),
     "a group of no number": (packing(group_size="all"), "group_size must be an integer or None"),
     "out of range": (packing(Q + 8), "q must be from -8 to 7 for dtype='int4', got numbers"),
     "below the range": (packing(Q - 1, dtype="uint4"), "q must be from 0 to 15"),
@@ -436,7 +446,47 @@ REFUSALS = {
     ),
     "fractions": (packing(SCALE), "q must be integers, got q.dtype=float32"),
     "a vector": (packing(Q[0]), "q must have two dimensions at least"),
-    "another dtype": (packing(dtype="int2"), "dtype must be int4, uint4, int8, uint8, nf4 or 16"),
+    "another dtype": (
+        packing(dtype="int2"),
+        "dtype must be int4, uint4, int8, uint8, nf4, float4_e2m1fn or 16",
+    ),
+    "a code of 5 bits": (packing(Q + 16, dtype="float4_e2m1fn"), "q must be from 0 to 15"),
+    "4-bit floats as integers": (
+        packing(Q.astype(jnp.float4_e2m1fn)),
+        "q must be integers, got q.dtype=float4_e2m1fn",
+    ),
+    "a power of two that is NaN": (
+        packing(scale=(SCALE * jnp.nan).astype(jnp.float8_e8m0fnu)),
+        "scale must be finite, got",
+    ),
+    "scales of other 8-bit floats": (
+        packing(scale=SCALE.astype(jnp.float8_e5m2)),
+        "scale must be of .*float8_e8m0fnu, float8_e4m3fn, got scale.dtype=float8_e5m2",
+    ),
+    "column scales that are integers": (
+        packing(column_scale=3),
+        "column_scale must be of a real floating-point dtype",
+    ),
+    "column scales that are infinite": (
+        packing(column_scale=jnp.inf),
+        "column_scale must be finite, got column_scale with NaN or infinity",
+    ),
+    "column scales of another shape": (
+        packing(column_scale=jnp.ones(31)),
+        r"column_scale must be one number, or have one for each column, \(32,\), got .*\(31,\)",
+    ),
+    "column scales of no expert": (
+        packing(jnp.stack([Q] * 3), jnp.stack([SCALE] * 3), column_scale=jnp.ones(2)),
+        r"for each column, \(3, 32\), or for each expert, \(3,\), got column_scale.shape=\(2,\)",
+    ),
+    "column scales that the format lacks": (
+        lambda: jax_tcgemm.matmul(X, dataclasses.replace(PACKED, column_scales=PACKED.scales)),
+        "^matmul: b.column_scales must be None where b.format.has_column_scales is False",
+    ),
+    "column scales that the weight lacks": (
+        lambda: jax_tcgemm.matmul(X, other(has_column_scales=True)),
+        r"^matmul: b.column_scales must be uint8 of shape \(2, 1, 64\), got NoneType",
+    ),
     "a short table": (packing(dtype=np.ones(8)), "dtype must be int4"),
     "groups of other sizes": (
         packing(g_idx=jnp.zeros(64, jnp.int32)),

@@ -84,10 +84,7 @@ def weight(w: PackedWeight, dtype, plan: Plan) -> jax.Array:
 
 
 def _operands(w: PackedWeight) -> list[jax.Array]:
-    operands = [w.values, w.scales]
-    if w.zero_points is not None:
-        operands.append(w.zero_points)
-    return [*operands, *table_of(w.format)]
+    return [*(getattr(w, name) for name in w.format.shapes), *table_of(w.format)]
 
 
 def table_of(form: PackedFormat) -> list[jax.Array]:

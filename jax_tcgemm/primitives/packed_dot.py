@@ -8,10 +8,10 @@ or, grouped, for the rows of each group by a weight of its own, and 0 in rows of
 
 operands: x (..., k), grouped (m, k), of float16, bfloat16 or float8_e4m3fn, of the last also
 row_scales (...) in float32, by which the sums of rows are multiplied, the arrays of a packed
-weight, values, scales and, where there are such, zero_points (problem/packed_weight.py), and,
-grouped, group_sizes (s,) and group_offset (1,), as those of `tcgemm_ragged_dot`. Columns are in
-tiles, which is how devices divide them. It is linear in x; the weight is bytes, and has no
-derivatives.
+weight, values, scales and, where there are such, zero_points and column_scales
+(problem/packed_weight.py), and, grouped, group_sizes (s,) and group_offset (1,), as those of
+`tcgemm_ragged_dot`. Columns are in tiles, which is how devices divide them. It is linear in x; the
+weight is bytes, and has no derivatives.
 
 Parameters, all static: options, format (of the weight), grouped and dtype (of the result).
 """
@@ -38,6 +38,7 @@ from jax_tcgemm.primitives.packed_weight import (
     arrays_of,
     division_of_weight,
     problem_of,
+    request_of,
     rows_of_weight,
     weight_of,
 )
@@ -337,8 +338,8 @@ def product_of(*avals_and_params) -> request.Request:
         # Of a device that has some of the groups, fewer than there are sizes.
         experts, num_sizes = weight[0].shape[0], groups[0].shape[0]
         own |= {"form": "grouped", "experts": experts, "num_sizes": num_sizes}
-    problem = problem_of(weight[0].shape[-3], len(weight) == 3, params["format"], **own)
-    return request.Request("packed", params["options"], problem)
+    problem = problem_of(weight[0].shape[-3], params["format"], **own)
+    return request_of(params["options"], problem)
 
 
 def division_of(*avals_and_params) -> partitioning.Division:

@@ -2,9 +2,9 @@
 
     out[*stacked, tile, i, k] = w[*stacked, k, 16 * tile + i]
 
-operands: the arrays of a packed weight, values, scales and, where there are such, zero_points
-(problem/packed_weight.py). It has no derivatives, for these are bytes. Of stacked weights tiles lie
-one after the other, as those of one do, so that they are one problem.
+operands: the arrays of a packed weight, values, scales and, where there are such, zero_points and
+column_scales (problem/packed_weight.py). It has no derivatives, for these are bytes. Of stacked
+weights tiles lie one after the other, as those of one do, so that they are one problem.
 
 Parameters, all static: options, format (of the weight) and dtype (of the result).
 """
@@ -22,8 +22,8 @@ from jax_tcgemm.device import request
 from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.rules import moved, same_varying
 from jax_tcgemm.problem.call_options import CallOptions
-from jax_tcgemm.problem.dtypes import DTYPE_NAMES
-from jax_tcgemm.problem.packed import PackedProblem
+from jax_tcgemm.problem.dtypes import DTYPE_NAMES, SCALE_DTYPE_NAMES
+from jax_tcgemm.problem.packed import PackedProblem, supported_by_kernels
 from jax_tcgemm.problem.packed_weight import TILE, PackedFormat, PackedWeight
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system.jax_internals import ad, batching, like, xla, zero_tangent
@@ -40,16 +40,17 @@ def rows_of_weight(w: PackedWeight, *, options: CallOptions, dtype) -> jax.Array
 
 def arrays_of(w: PackedWeight) -> tuple[jax.Array, ...]:
     """What primitives take of a weight."""
-    return (w.values, w.scales) + ((w.zero_points,) if w.zero_points is not None else ())
+    return tuple(getattr(w, name) for name in w.format.shapes)
 
 
 def weight_of(arrays, form: PackedFormat) -> PackedWeight:
     """The weight of which a primitive was given these."""
-    values, scales, *zero_points = arrays
-    return PackedWeight(values, scales, zero_points[0] if zero_points else None, None, form)
+    absent = {"zero_points": None, "column_scales": None}
+    named = absent | dict(zip(form.shapes, arrays, strict=True))
+    return PackedWeight(order=None, format=form, **named)
 
 
-def problem_of(tiles: int, has_zeros: bool, packed: PackedFormat, **own) -> PackedProblem:
+def problem_of(tiles: int, packed: PackedFormat, **own) -> PackedProblem:
     """What is the same of every problem with a weight; `own` are the fields that are not."""
     is_table = packed.table is not None
     return PackedProblem(
@@ -57,12 +58,18 @@ def problem_of(tiles: int, has_zeros: bool, packed: PackedFormat, **own) -> Pack
         k=packed.k,
         group_size=packed.group_size,
         bits=packed.coding.bits,
-        zero=0 if has_zeros or is_table else packed.coding.offset,
-        zero_points=has_zeros,
+        zero=0 if packed.has_zero_points or is_table else packed.coding.offset,
+        zero_points=packed.has_zero_points,
         table=is_table,
-        scale=DTYPE_NAMES[np.dtype(packed.scale_dtype)],
+        scale=SCALE_DTYPE_NAMES[np.dtype(packed.scale_dtype)],
+        column_scales=packed.has_column_scales,
         **own,
     )
+
+
+def request_of(options: CallOptions, problem: PackedProblem) -> request.Request:
+    """Return the request of a problem, or of XLA's program, with the reason, if no kernel runs."""
+    return request.Request("packed", options, supported_by_kernels(problem) or problem)
 
 
 def division_of_weight(arrays) -> tuple[tuple[str, ...], ...]:
@@ -119,15 +126,14 @@ ad.primitive_jvps[packed_weight_p] = _jvp
 
 def product_of(values, *others_and_params) -> request.Request:
     """What one call of the primitive says, from the types of its operands and result."""
-    *others, out, params = others_and_params
+    *_, out, params = others_and_params
     dtype = np.dtype(out.dtype)
     if dtype not in (np.dtype("float16"), np.dtype("bfloat16")):
         return request.Request("packed", params["options"], f"weights of {dtype} are XLA's")
     own = {"form": "weight", "m": 0}
     own |= dict.fromkeys(("in_dtype", "out_dtype"), DTYPE_NAMES[dtype])
     tiles = math.prod(values.shape[:-2])
-    problem = problem_of(tiles, len(others) == 2, params["format"], **own)
-    return request.Request("packed", params["options"], problem)
+    return request_of(params["options"], problem_of(tiles, params["format"], **own))
 
 
 def division_of(*arrays_and_params) -> partitioning.Division:

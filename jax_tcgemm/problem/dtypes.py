@@ -17,7 +17,9 @@ DTYPE_NAMES = {
     np.dtype(jnp.float8_e4m3fn): "f8e4m3fn",
     np.dtype(jnp.float8_e5m2): "f8e5m2",
 }
-DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+# Dtypes of block scales: float8_e8m0fnu, powers of two, is none that is multiplied.
+SCALE_DTYPE_NAMES = DTYPE_NAMES | {np.dtype(jnp.float8_e8m0fnu): "f8e8m0fnu"}
+DTYPES = {name: dtype for dtype, name in SCALE_DTYPE_NAMES.items()}
 
 # Floats of 8 bits, any of which is multiplied by any other one.
 FLOAT8 = (np.dtype(jnp.float8_e4m3fn), np.dtype(jnp.float8_e5m2))

@@ -2,6 +2,7 @@
 
 product:  D[m,n] = sum over k of X[m,k] * w[k,n]
 weight:   D[n,k] = w[k,n] = (u[k,n] - zero[k / group_size, n]) * scale[k / group_size, n]
+          [* column_scale[n]]
 grouped:  a product of tokens sorted by expert, each by the weight of its own; 0 in rows of none, in
           every result
 
@@ -15,6 +16,9 @@ from typing import ClassVar
 
 from jax_tcgemm.problem.dtypes import DTYPES, FLOAT8
 from jax_tcgemm.problem.function import Function, attributes_of
+
+# Of weights that kernels read (`supported_by_kernels`).
+_KERNEL_SCALES, _LEAST_GROUP_SIZE = ("bf16", "f16", "f32"), 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +40,7 @@ class PackedProblem:
       out_dtype: dtype of D.
       experts: weights that the call has; 1 unless grouped.
       num_sizes: length of group_sizes, of all experts there are; 0 unless grouped.
+      column_scales: whether each column has a float32 scale beside the block scales.
       gated: the function is of both halves of the columns; of products only.
       function: what follows the product, of products only; None: nothing. Its inner batch level is
         the expert.
@@ -55,6 +60,7 @@ class PackedProblem:
     out_dtype: str
     experts: int = 1
     num_sizes: int = 0
+    column_scales: bool = False
     gated: bool = False
     function: Function | None = None
 
@@ -105,7 +111,8 @@ class PackedProblem:
         """Least memory traffic: everything once, of experts as many as can have tokens."""
         x, out = (DTYPES[dtype].itemsize for dtype in (self.in_dtype, self.out_dtype))
         of_group = DTYPES[self.scale].itemsize + 2 * self.zero_points
-        weight = self.n * (self.k * self.bits // 8 + self.k // self.group_size * of_group)
+        of_column = self.k * self.bits // 8 + self.k // self.group_size * of_group
+        weight = self.n * (of_column + 4 * self.column_scales)
         if self.form == "weight":
             return weight + self.n * self.k * out
         product = self.weights_read * weight + self.m * self.k * x
@@ -115,8 +122,9 @@ class PackedProblem:
 
     def __str__(self) -> str:
         kind = "a table of " if self.table else "int"
-        zeros = " with zero points" if self.zero_points else ""
-        weight = f"{kind}{self.bits} in groups of {self.group_size}{zeros}->{self.out_dtype}"
+        extras = ["zero points"] * self.zero_points + ["column scales"] * self.column_scales
+        extras = f" with {' and '.join(extras)}" if extras else ""
+        weight = f"{kind}{self.bits} in groups of {self.group_size}{extras}->{self.out_dtype}"
         if self.form == "weight":
             return f"{self.n}x{self.k} {weight}"
         shape = f"{self.m}x{self.n}x{self.k}"
@@ -124,3 +132,12 @@ class PackedProblem:
             shape += f", m in {self.experts} groups"
         follows = " gated" * self.gated + (f" {self.function.name}" if self.function else "")
         return f"{shape} {self.in_dtype} by {weight}{follows}"
+
+
+def supported_by_kernels(problem: PackedProblem) -> str:
+    """Return why no kernel multiplies by a weight of this format; "" where kernels may."""
+    if problem.scale not in _KERNEL_SCALES:
+        return f"no kernel takes block scales of {DTYPES[problem.scale]}"
+    if problem.group_size < _LEAST_GROUP_SIZE and problem.group_size != problem.k:
+        return f"no kernel takes groups of {problem.group_size} rows"
+    return "no kernel takes column scales" if problem.column_scales else ""

@@ -1,10 +1,12 @@
 """Packed weights: integers of 4 or 8 bits in the order in which a kernel reads them.
 
-A weight of shape (k, n), whose elements are (u - zero) * scale with unsigned u, lies in memory as
+A weight of shape (k, n), whose elements are (u - zero) * scale * column_scale with unsigned u, lies
+in memory as
 
-    values       (tiles, pieces, 512)    16 columns, and 64 rows of 4 bits or 32 rows of 8 bits
-    scales       (tiles, groups, 16 * bytes)
-    zero_points  (tiles, groups, 32)     int16
+    values         (tiles, pieces, 512)    16 columns, and 64 rows of 4 bits or 32 rows of 8 bits
+    scales         (tiles, groups, 16 * bytes)
+    zero_points    (tiles, groups, 32)     int16
+    column_scales  (tiles, 1, 64)          float32, in the order of the scales of one group
 
 of bytes; of stacked weights (*stacked, tiles, ...). A piece is what a warp multiplies from
 registers: 16 bytes for each lane, its own elements of A in `mma.m16n8k16` of the transposed
@@ -32,8 +34,9 @@ TILE = 16
 PIECE_BYTES = 512
 # Rows are filled up to this many.
 CHUNK = 64
-GROUP_SIZES = (32, 64, 128)
-SCALE_DTYPES = ("bfloat16", "float16", "float32")
+GROUP_SIZES = (16, 32, 64, 128)
+WIDE_SCALE_DTYPES = ("bfloat16", "float16", "float32")
+SCALE_DTYPES = (*WIDE_SCALE_DTYPES, "float8_e8m0fnu", "float8_e4m3fn")
 
 # Values of NF4, as QLoRA defines them (Dettmers et al., appendix E).
 NF4 = (
@@ -41,6 +44,12 @@ NF4 = (
     *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
     *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+
+# Values of float4_e2m1fn by their codes: bit 3 is the sign (OCP Microscaling Formats, section 5.3).
+E2M1 = (
+    *(0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0),
+    *(-0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0),
 )
 
 
@@ -81,6 +90,8 @@ class PackedFormat:
       scale_dtype: of the scales, by name.
       table: the 16 values that a table's integers stand for, else None.
       version: of the order in which all that lies in memory.
+      has_zero_points: whether each group and column has a zero point.
+      has_column_scales: whether each column has a float32 scale beside the block scales.
     """
 
     shape: tuple[int, ...]
@@ -89,6 +100,8 @@ class PackedFormat:
     scale_dtype: str
     table: tuple[float, ...] | None = None
     version: int = VERSION
+    has_zero_points: bool = False
+    has_column_scales: bool = False
 
     @property
     def coding(self) -> Coding:
@@ -110,8 +123,9 @@ class PackedFormat:
         """Scales of a column."""
         return max(self.k // max(self.group_size, 1), 1)
 
-    def shapes(self, has_zero_points: bool) -> dict[str, tuple[int, ...]]:
-        """Those of the arrays of bytes."""
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the arrays of bytes by name, in the order in which kernels take these."""
         tiles = -(-self.n // TILE)
         pieces = -(-self.k // CHUNK) * (self.coding.bits // 4)
         scale_bytes = TILE * jnp.dtype(self.scale_dtype).itemsize
@@ -119,26 +133,34 @@ class PackedFormat:
             "values": (tiles, pieces, PIECE_BYTES),
             "scales": (tiles, self.groups, scale_bytes),
         }
-        return shapes | ({"zero_points": (tiles, self.groups, 32)} if has_zero_points else {})
+        if self.has_zero_points:
+            shapes["zero_points"] = (tiles, self.groups, 2 * TILE)
+        if self.has_column_scales:
+            shapes["column_scales"] = (tiles, 1, 4 * TILE)
+        return shapes
 
 
-def group_size_within(size: int) -> int | None:
-    """The largest group size of the kernels that divides a number of rows, or None."""
-    return next((own for own in reversed(GROUP_SIZES) if size % own == 0), None)
+def group_size_within(size: int, least: int = GROUP_SIZES[0]) -> int | None:
+    """The largest group size, from `least` on, that divides a number of rows, or None."""
+    return next((own for own in reversed(GROUP_SIZES) if own >= least and size % own == 0), None)
 
 
 class Unpacked(NamedTuple):
-    """What `pack_weights` was given: integers as int8 or uint8, the others as they were."""
+    """What `pack_weights` was given: integers as int8 or uint8, the others as they were.
+
+    Column scales are float32, one per column.
+    """
 
     q: jax.Array
     scale: jax.Array
     zero_point: jax.Array | None
     g_idx: jax.Array | None
+    column_scale: jax.Array | None = None
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("values", "scales", "zero_points", "order"),
+    data_fields=("values", "scales", "zero_points", "order", "column_scales"),
     meta_fields=("format",),
 )
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -157,6 +179,7 @@ class PackedWeight:
       order: None, or the row of the weight that each packed row is, where groups are not of
         neighbours.
       format: all that is static.
+      column_scales: bytes of the float32 scales of columns, or None.
     """
 
     values: jax.Array
@@ -164,6 +187,7 @@ class PackedWeight:
     zero_points: jax.Array | None
     order: jax.Array | None
     format: PackedFormat
+    column_scales: jax.Array | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -177,8 +201,9 @@ class PackedWeight:
 
     @property
     def dtype(self):
-        """That of its scales."""
-        return jnp.dtype(self.format.scale_dtype)
+        """That of its scales; bfloat16 if these are 8-bit floats."""
+        dtype = jnp.dtype(self.format.scale_dtype)
+        return jnp.dtype(jnp.bfloat16) if dtype.itemsize == 1 else dtype
 
     @property
     def nbytes(self) -> int:
@@ -193,7 +218,7 @@ class PackedWeight:
         """The weight as an array, computed in float32 and rounded once.
 
         Args:
-          dtype: of the array; None takes that of the scales.
+          dtype: of the array; None takes the dtype of the weight.
         """
         return _dequantize(self, self.dtype if dtype is None else jnp.dtype(dtype))
 
@@ -211,20 +236,33 @@ def _mapped(f, w: PackedWeight):
 
 
 @functools.partial(jax.jit, static_argnames="form", inline=True)
-def packed(q, scale, zero_point, order, form: PackedFormat) -> PackedWeight:
-    """Packs checked arrays of shapes (k, n) and (groups, n)."""
+def packed(q, scale, zero_point, order, column_scale, form: PackedFormat) -> PackedWeight:
+    """Packs checked arrays of shapes (k, n) and (groups, n), and column scales of shape (n,)."""
     offset = form.coding.offset
     if order is not None:
         q = q[order]
     u = (q.astype(jnp.int32) + offset).astype(jnp.uint8)
-    zero_points = None
+    zero_points = column_scales = None
     if zero_point is not None:
         zero_points = _packed_factors((zero_point.astype(jnp.int32) + offset).astype(jnp.int16))
-    return PackedWeight(_packed_values(u, form), _packed_factors(scale), zero_points, order, form)
+    if column_scale is not None:
+        column_scales = _packed_factors(column_scale[None])
+    values, scales = _packed_values(u, form), _packed_factors(scale)
+    return PackedWeight(values, scales, zero_points, order, form, column_scales)
+
+
+def with_column_scales(w: PackedWeight) -> PackedWeight:
+    """The same weight with column scales, which are 1 where it had none."""
+    if w.column_scales is not None:
+        return w
+    ones = _packed_factors(jnp.ones((1, w.format.n), jnp.float32))
+    ones = jnp.broadcast_to(ones, (*w.values.shape[:-3], *ones.shape))
+    form = dataclasses.replace(w.format, has_column_scales=True)
+    return dataclasses.replace(w, format=form, column_scales=ones)
 
 
 def _packed_values(u, form: PackedFormat):
-    tiles, pieces, _ = form.shapes(False)["values"]
+    tiles, pieces, _ = form.shapes["values"]
     chunks = -(-form.k // CHUNK)
     u = jnp.pad(u, ((0, chunks * CHUNK - form.k), (0, tiles * TILE - form.n)))
     u = u.reshape(chunks, 2, 4, 2, 2, 2, tiles, 2, 8)
@@ -244,6 +282,8 @@ def _packed_factors(x):
     """Of groups of columns: those of columns g and g + 8 side by side."""
     groups, n = x.shape
     tiles = -(-n // TILE)
+    if x.dtype.itemsize == 1:  # Padded as bytes: float8_e8m0fnu has no zero.
+        x = lax.bitcast_convert_type(x, jnp.uint8)
     x = jnp.pad(x, ((0, 0), (0, tiles * TILE - n))).reshape(groups, tiles, 2, 8)
     x = jnp.transpose(x, (1, 0, 3, 2))
     return lax.bitcast_convert_type(x, jnp.uint8).reshape(tiles, groups, -1)
@@ -282,14 +322,16 @@ def factors(x, dtype) -> jax.Array:
     """Scales or zero points, of shape (groups, tiles * 16)."""
     tiles, groups, num_bytes = x.shape
     size = num_bytes // TILE
-    x = lax.bitcast_convert_type(x.reshape(tiles, groups, 8, 2, size), dtype)
+    x = x.reshape(tiles, groups, 8, 2, *([size] if size > 1 else []))
+    x = lax.bitcast_convert_type(x, dtype)
     return jnp.transpose(x, (1, 0, 3, 2)).reshape(groups, tiles * TILE)
 
 
 def dequantized(w: PackedWeight, dtype) -> jax.Array:
     """The array of shape (k, tiles * 16), its rows as they are packed."""
     form = w.format
-    u, scale = integers(w.values, form), factors(w.scales, w.dtype).astype(jnp.float32)
+    u = integers(w.values, form)
+    scale = factors(w.scales, form.scale_dtype).astype(jnp.float32)
     if form.table is not None:
         value = jnp.asarray(np.array(form.table, np.float32))[u]
     else:
@@ -300,7 +342,10 @@ def dequantized(w: PackedWeight, dtype) -> jax.Array:
         value -= factors(w.zero_points, jnp.int16).astype(jnp.float32)[:, None]
     elif form.table is None:
         value -= form.coding.offset
-    return (value * scale[:, None]).astype(dtype).reshape(form.k, n)
+    value = value * scale[:, None]
+    if w.column_scales is not None:
+        value = value * factors(w.column_scales, jnp.float32)
+    return value.astype(dtype).reshape(form.k, n)
 
 
 def stacked_dequantized(w: PackedWeight, dtype) -> jax.Array:
@@ -320,12 +365,14 @@ def _unpacked(w: PackedWeight) -> Unpacked:
     q = integers(w.values, form).astype(jnp.int32) - form.coding.offset
     q = _in_order(q.astype(jnp.int8 if is_signed else jnp.uint8), w).reshape(form.shape)
     shape, n = (form.groups, *form.shape[1:]), form.n
-    scale = factors(w.scales, w.dtype)[:, :n].reshape(shape)
-    zero_point = g_idx = None
+    scale = factors(w.scales, form.scale_dtype)[:, :n].reshape(shape)
+    zero_point = g_idx = column_scale = None
     if w.zero_points is not None:
         zero_point = factors(w.zero_points, jnp.int16)[:, :n] - np.int16(form.coding.offset)
         zero_point = zero_point.reshape(shape)
     if w.order is not None:
         own = jnp.arange(form.k, dtype=jnp.int32) // form.group_size
         g_idx = jnp.zeros_like(own).at[w.order].set(own)
-    return Unpacked(q, scale, zero_point, g_idx)
+    if w.column_scales is not None:
+        column_scale = factors(w.column_scales, jnp.float32)[0, :n].reshape(form.shape[1:])
+    return Unpacked(q, scale, zero_point, g_idx, column_scale)

@@ -59,7 +59,13 @@ def as_packed(op: str, name: str, w: PackedWeight, *, of_groups: bool = False) -
             f"{op}: {name} must have a weight for each group, got {name}.shape={form.shape} of "
             "one; pack them together, or use jax_tcgemm.stack_packed"
         )
-    expected = form.shapes(w.zero_points is not None)
+    expected = form.shapes
+    for field in ("zero_points", "column_scales"):
+        if field not in expected and getattr(w, field) is not None:
+            raise ValueError(
+                f"{op}: {name}.{field} must be None where {name}.format.has_{field} is False, got "
+                "an array; pack it again with jax_tcgemm.pack_weights"
+            )
     for field, own in expected.items():
         shape, x = (*stacked, *own), getattr(w, field)
         if np.shape(x) != shape or getattr(x, "dtype", None) != np.uint8:

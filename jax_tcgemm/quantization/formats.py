@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jax_tcgemm.problem.dtypes import MAX_EXTENT
-from jax_tcgemm.problem.packed_weight import CODINGS, SCALE_DTYPES
+from jax_tcgemm.problem.packed_weight import CODINGS, WIDE_SCALE_DTYPES
 from jax_tcgemm.products.arguments import as_array
 
 # --- arrays -------------------------------------------------------------------------------------
@@ -26,7 +26,7 @@ class Kind(enum.Enum):
     """Dtypes that arrays may have, by name."""
 
     WORDS = ("int32", "uint32")
-    FLOATS = SCALE_DTYPES
+    FLOATS = WIDE_SCALE_DTYPES
     INT8 = ("int8",)
     UINT8 = ("uint8",)
     NARROW = tuple(name for name in CODINGS if name != "table")

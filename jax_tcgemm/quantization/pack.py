@@ -9,8 +9,10 @@ from operator import index
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jax_tcgemm.problem.packed_weight import (
+    E2M1,
     GROUP_SIZES,
     NF4,
     SCALE_DTYPES,
@@ -18,20 +20,34 @@ from jax_tcgemm.problem.packed_weight import (
     PackedFormat,
     PackedWeight,
     packed,
+    with_column_scales,
 )
-from jax_tcgemm.products.arguments import as_array
+from jax_tcgemm.products.arguments import as_array, as_floating
 
 _NAMES = ("int4", "uint4", "int8", "uint8")
+_TABLES = {"nf4": NF4, "float4_e2m1fn": E2M1}
 
 
 def pack_weights(
-    q, scale, zero_point=None, *, group_size: int | None, dtype, g_idx=None
+    q,
+    scale,
+    zero_point=None,
+    *,
+    group_size: int | None,
+    dtype,
+    g_idx=None,
+    column_scale=None,
 ) -> PackedWeight:
     """Pack 4-bit or 8-bit integers and their scales for weight-only quantization (W4A16, W8A16).
 
         w[k, n] = (q[k, n] - zero_point[k // group_size, n]) * scale[k // group_size, n]
 
-    With a value table, w[k, n] = table[q[k, n]] * scale[k // group_size, n].
+    With a value table, w[k, n] = table[q[k, n]] * scale[k // group_size, n]. With column scales,
+    w[k, n] is also multiplied by column_scale[n].
+
+    MXFP4 is dtype "float4_e2m1fn" with group_size 32 and scales of float8_e8m0fnu. NVFP4 is dtype
+    "float4_e2m1fn" with group_size 16, scales of float8_e4m3fn and a column_scale, which is one
+    number for the whole tensor.
 
     Pack a weight once. `matmul`, `linear`, `gated_linear` and `tensor.einsum` accept the packed
     weight; `ragged_dot` and `gated_ragged_linear` accept packed expert weights. On a GPU, a kernel
@@ -40,20 +56,26 @@ def pack_weights(
 
     Args:
       q: integers of any integer dtype, of shape (k, ...), usually (k, n), or (k, 2, n) for
-        `gated_linear`. Expert weights have shape (g, k, ...).
-      scale: array of bfloat16, float16 or float32, of shape (k / group_size, ...). Scales of expert
-        weights have shape (g, k / group_size, ...); the shape distinguishes expert weights from a
-        single weight.
+        `gated_linear`. Expert weights have shape (g, k, ...). For dtype "float4_e2m1fn", the codes
+        0 to 15, whose bit 3 is the sign, or an array of float4_e2m1fn.
+      scale: array of bfloat16, float16, float32, float8_e8m0fnu or float8_e4m3fn, of shape (k /
+        group_size, ...). Scales of expert weights have shape (g, k / group_size, ...); the shape
+        distinguishes expert weights from a single weight.
       zero_point: None, which means 0, or integers of the shape of scale, from the smallest value of
         dtype to its largest value plus 1. Value tables have no zero points.
-      group_size: number of rows that share a scale (32, 64 or 128), or None for one scale per
+      group_size: number of rows that share a scale (16, 32, 64 or 128), or None for one scale per
         column.
-      dtype: "int4", "uint4", "int8" or "uint8". For a value table, "nf4" or 16 numbers.
+      dtype: "int4", "uint4", "int8" or "uint8". For a value table, "float4_e2m1fn", "nf4" or 16
+        numbers.
       g_idx: None, or the group number of each row, as in GPTQ's act-order. Each group has
         group_size rows. Expert weights have no g_idx.
+      column_scale: None, or floating-point numbers that are stored as float32: one number, or one
+        per column, of the shape of q without k. For expert weights, also one per expert, of shape
+        (g,).
 
     Returns:
-      A `PackedWeight`, whose `unpack()` returns the original arrays.
+      A `PackedWeight`, whose `unpack()` returns the original arrays. Its dtype is that of scale, or
+      bfloat16 if scale is of 8-bit floats.
 
     Raises:
       TypeError: if q has no integer dtype, dtypes are others than the above, or arguments are not
@@ -63,7 +85,8 @@ def pack_weights(
         dtype or scales are not finite.
 
     Numerics:
-      q - zero_point is exact in products with bfloat16 and float16.
+      q - zero_point is exact in products with bfloat16 and float16, and so are the values of
+      float4_e2m1fn.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm
@@ -74,13 +97,17 @@ def pack_weights(
       >>> bool((w.unpack().q == q).all()), float(w.dequantize()[0, 0])
       (True, -4.0)
     """
-    return pack("pack_weights", q, scale, zero_point, group_size, dtype, g_idx)
+    return pack("pack_weights", q, scale, zero_point, group_size, dtype, g_idx, column_scale)
 
 
-def pack(op: str, q, scale, zero_point, group_size, dtype, g_idx=None) -> PackedWeight:
+def pack(
+    op: str, q, scale, zero_point, group_size, dtype, g_idx=None, column_scale=None
+) -> PackedWeight:
     """`pack_weights`, called `op` in messages."""
     q, scale = as_array(op, "q", q), as_array(op, "scale", scale)
     qtype, table = _qtype(op, dtype)
+    if q.dtype == jnp.float4_e2m1fn and table == E2M1:
+        q = lax.bitcast_convert_type(q, jnp.uint4).astype(jnp.uint8)
     if not jnp.issubdtype(q.dtype, jnp.integer):
         raise TypeError(f"{op}: q must be integers, got q.dtype={q.dtype}; round it first")
     if q.ndim < 2 or 0 in q.shape:
@@ -98,7 +125,15 @@ def pack(op: str, q, scale, zero_point, group_size, dtype, g_idx=None) -> Packed
     stacked = q.shape[:is_stacked]
     k, *columns = q.shape[is_stacked:]
     size = _group_size(op, group_size, k)
-    form = PackedFormat((k, *columns), size, qtype, str(scale.dtype), table)
+    form = PackedFormat(
+        (k, *columns),
+        size,
+        qtype,
+        str(scale.dtype),
+        table,
+        has_zero_points=zero_point is not None,
+        has_column_scales=column_scale is not None,
+    )
     shape = (*stacked, form.groups, *columns)
     if scale.shape != shape:
         raise ValueError(
@@ -128,14 +163,18 @@ def pack(op: str, q, scale, zero_point, group_size, dtype, g_idx=None) -> Packed
             f"{np.shape(g_idx)}; pack each for itself"
         )
     order = None if g_idx is None else _order(op, g_idx, form)
+    if column_scale is not None:
+        column_scale = _column_scale(op, column_scale, stacked, columns)
 
-    def of_one(q, scale, zero_point):
+    def of_one(q, scale, zero_point, column_scale):
         scale, zero_point = (
             None if x is None else x.reshape(form.groups, form.n) for x in (scale, zero_point)
         )
-        return packed(q.reshape(form.k, form.n), scale, zero_point, order, form)
+        if column_scale is not None:
+            column_scale = column_scale.reshape(form.n)
+        return packed(q.reshape(form.k, form.n), scale, zero_point, order, column_scale, form)
 
-    return (jax.vmap(of_one) if is_stacked else of_one)(q, scale, zero_point)
+    return (jax.vmap(of_one) if is_stacked else of_one)(q, scale, zero_point, column_scale)
 
 
 def stack_packed(weights, axis: int = 0) -> PackedWeight:
@@ -145,7 +184,7 @@ def stack_packed(weights, axis: int = 0) -> PackedWeight:
 
     Args:
       weights: a sequence of `PackedWeight`s of one shape, group size, dtype and scale dtype. Either
-        all have zero points or none has.
+        all have zero points or none has. If one has column scales, those of the others are 1.
       axis: 0 stacks expert weights. The dimension after k stacks a gate and an up weight into one
         weight of a gated layer: 1 for weights of shape (k, n), 2 for expert weights. The number of
         columns must then be a multiple of 16.
@@ -180,6 +219,8 @@ def stack_packed(weights, axis: int = 0) -> PackedWeight:
         )
     if not weights:
         raise ValueError(f"{op}: weights must have one at least, got weights=[]; leave it out")
+    if any(w.column_scales is not None for w in weights):
+        weights = [with_column_scales(w) for w in weights]
     first = weights[0]
     for i, w in enumerate(weights):
         if w.order is not None:
@@ -187,9 +228,7 @@ def stack_packed(weights, axis: int = 0) -> PackedWeight:
                 f"{op}: weights must have groups of neighbours, got weights[{i}] packed with "
                 "g_idx; dequantize it"
             )
-        kinds = [
-            (x.format, x.shape, "no " * (x.zero_points is None) + "zero points") for x in (first, w)
-        ]
+        kinds = [(x.format, x.shape) for x in (first, w)]
         if kinds[0] != kinds[1]:
             raise ValueError(
                 f"{op}: weights must have one format, got weights[{i}] of {kinds[1]} beside "
@@ -217,8 +256,8 @@ def stack_packed(weights, axis: int = 0) -> PackedWeight:
 
 def _qtype(op: str, dtype) -> tuple[str, tuple[float, ...] | None]:
     """The name of the coding, and the table that it stands for, if any."""
-    if isinstance(dtype, str) and dtype == "nf4":
-        return "table", NF4
+    if isinstance(dtype, str) and dtype in _TABLES:
+        return "table", _TABLES[dtype]
     name = None
     if isinstance(dtype, tuple | list | np.ndarray | jax.Array):
         try:
@@ -230,10 +269,12 @@ def _qtype(op: str, dtype) -> tuple[str, tuple[float, ...] | None]:
     else:
         with contextlib.suppress(TypeError, ValueError, SyntaxError):
             name = jnp.dtype(dtype).name
+    if name in _TABLES:
+        return "table", _TABLES[name]
     if name not in _NAMES:
         raise TypeError(
-            f"{op}: dtype must be {', '.join(_NAMES)}, nf4 or 16 finite numbers, got {dtype=}; 2 "
-            "and 3 bits are stored as 4"
+            f"{op}: dtype must be {', '.join((*_NAMES, *_TABLES))} or 16 finite numbers, got "
+            f"{dtype=}; 2 and 3 bits are stored as 4"
         )
     return name, None
 
@@ -250,8 +291,8 @@ def _group_size(op: str, group_size, k: int) -> int:
         ) from None
     if size != k and size not in GROUP_SIZES:
         raise ValueError(
-            f"{op}: group_size must be 32, 64, 128, or None for whole columns, got {group_size=}; "
-            "repeat scales of larger groups"
+            f"{op}: group_size must be {', '.join(map(str, GROUP_SIZES))}, or None for whole "
+            f"columns, got {group_size=}; repeat scales of larger groups"
         )
     if k % size != 0:
         raise ValueError(
@@ -259,6 +300,26 @@ def _group_size(op: str, group_size, k: int) -> int:
             "rows; fill it up with rows of zeros"
         )
     return size
+
+
+def _column_scale(op: str, column_scale, stacked, columns) -> jax.Array:
+    """The scales of all columns in float32, of shape (*stacked, *columns)."""
+    column_scale = as_floating(op, "column_scale", column_scale).astype(jnp.float32)
+    shape, given = (*stacked, *columns), column_scale.shape
+    if given not in ((), stacked, shape):
+        of_experts = f", or for each expert, {stacked}" if stacked else ""
+        raise ValueError(
+            f"{op}: column_scale must be one number, or have one for each column, {shape}"
+            f"{of_experts}, got column_scale.shape={given}; reshape or broadcast it"
+        )
+    if not _holds(_are_finite, column_scale):
+        raise ValueError(
+            f"{op}: column_scale must be finite, got column_scale with NaN or infinity; a column "
+            "of zeros has any finite one"
+        )
+    if given != shape:
+        column_scale = column_scale.reshape(*given, *[1] * (len(shape) - len(given)))
+    return jnp.broadcast_to(column_scale, shape)
 
 
 def _order(op: str, g_idx, form: PackedFormat) -> jax.Array:
@@ -287,7 +348,7 @@ def _holds(rule, x, *args) -> bool:
 
 @jax.jit
 def _are_finite(x) -> jax.Array:
-    return jnp.all(jnp.isfinite(x))
+    return jnp.all(jnp.isfinite(x.astype(jnp.float32)))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

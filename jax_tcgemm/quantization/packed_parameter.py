@@ -19,8 +19,8 @@ from opt_einsum import parser
 
 from jax_tcgemm.problem.packed_weight import (
     CODINGS,
-    SCALE_DTYPES,
     TILE,
+    WIDE_SCALE_DTYPES,
     PackedWeight,
     group_size_within,
 )
@@ -114,7 +114,7 @@ def packed_parameter(op: str, x, contracted) -> PackedParameter | None:
     has_columns = 0 < len(contracted) < x.qvalue.ndim
     if not has_columns or (dtype not in CODINGS and not is_table):
         return None
-    if str(x.scale.dtype) not in SCALE_DTYPES:
+    if str(x.scale.dtype) not in WIDE_SCALE_DTYPES:
         return None
     if x.zero_point is not None and x.zero_point.shape != x.scale.shape:
         return None
@@ -131,7 +131,7 @@ def packed_parameter(op: str, x, contracted) -> PackedParameter | None:
     whole = [n if split <= i < last else turned[i] for i, n in enumerate(numbers)]
     depth, groups = math.prod(turned[first:last]), math.prod(whole[first:last])
     size = depth // groups
-    own = group_size_within(size) if groups > 1 else size
+    own = group_size_within(size, least=32) if groups > 1 else size
     if own is None:
         return None
 

@@ -152,7 +152,7 @@ class Packed(Grouped):
         return packed_epilogue.Product(
             options,
             self.format,
-            problem_of(weight[0].shape[-3], len(weight) == 3, self.format, **own),
+            problem_of(weight[0].shape[-3], self.format, **own),
             function,
             self.shape(factors),
             x.ndim - 1,
