@@ -123,6 +123,10 @@ class Case:
     @functools.cached_property
     def exact_weight(self):
         """In float64; of a table its values as the kernel has them, in the dtype of x."""
+        return self._with_column_scales(self._weight_of_groups)
+
+    @functools.cached_property
+    def _weight_of_groups(self):
         q, scale, zero_point, _ = self._drawn
         size = self.group or self.k
         values = q.astype(np.float64)
@@ -130,10 +134,12 @@ class Case:
             values = np.array(TABLES[self.qtype]).astype(DTYPES[self.x]).astype(np.float64)[q]
         if zero_point is not None:
             values = values - zero_point.repeat(size, -2)
-        values = values * scale.astype(np.float64).repeat(size, -2)
-        if self.columns:
-            values = values * self.column_scale.astype(np.float64)[..., None, :]
-        return values
+        return values * scale.astype(np.float64).repeat(size, -2)
+
+    def _with_column_scales(self, values):
+        return (
+            values * self.column_scale.astype(np.float64)[..., None, :] if self.columns else values
+        )
 
     @functools.cached_property
     def exact(self):
@@ -142,9 +148,9 @@ class Case:
 
     @functools.cached_property
     def exact_of_dequantized(self):
-        """The same of the weight rounded to the dtype of x."""
-        w = self.exact_weight.astype(np.float32).astype(DTYPES[self.x])
-        return self._exact_of(w.astype(np.float64))
+        """The same of the weight rounded to the dtype of x before column scales."""
+        w = self._weight_of_groups.astype(np.float32).astype(DTYPES[self.x]).astype(np.float64)
+        return self._exact_of(self._with_column_scales(w))
 
     def _exact_of(self, w):
         x = self.x_array.astype(np.float64)
@@ -226,8 +232,9 @@ class Case:
 
         Sums in float32 are off by `rounding` of what was added up, those of 8-bit floats by what
         tensor cores cut off after each 32 of 128 of K, and the result is rounded once.
-        `dequantizes`: the weight is rounded to the dtype of x first.
+        `dequantizes`: the weight is rounded to the dtype of x first, as it is with groups of 16.
         """
+        dequantizes = dequantizes or self.group == 16
         rounding = max(rounding, 2**-11 * self.has_row_scales)
         exact, magnitude = self.exact_of_dequantized if dequantizes else self.exact
         got = np.asarray(got).astype(np.float64)[:, : self.n]

@@ -18,8 +18,31 @@ TABLE = ("d128x128_c1", Case(9, 40, 256, 32, "nf4", scale="f32"))
 COLUMNS = ("d128x160_c1", Case(100, 136, 264, None, "uint8", zeros=True, x="f16", out="bf16"))
 # The last CTA has no columns, and multiplies x for the other one all the same.
 SHARED = ("d128x192_m2", Case(150, 272, 576, 32, "int8"))
+FP4 = (
+    "d128x64_c1",
+    Case(40, 144, 272, 16, "float4_e2m1fn", scale="f8e4m3fn", columns=True),
+)
 CASES = [
     RING,
+    FP4,
+    ("d128x96_c1", Case(70, 80, 288, 32, "float4_e2m1fn", scale="f8e8m0fnu")),
+    ("d128x128_c1", Case(70, 80, 288, 32, "float4_e2m1fn", scale="f8e8m0fnu", x="f16")),
+    ("d128x64_c2", Case(50, 80, 272, 16, "uint8", zeros=True, scale="f16", x="f16")),
+    (
+        "d128x64_m2",
+        Case(
+            90,
+            80,
+            256,
+            16,
+            "float4_e2m1fn",
+            scale="f8e4m3fn",
+            columns=True,
+            sizes=(3, 0, 70, 1, 8),
+            offset=1,
+            experts=3,
+        ),
+    ),
     SPLIT,
     TABLE,
     COLUMNS,
@@ -64,6 +87,14 @@ MISTAKES = [
         "weight_tile(tile())",
         "weight_tile(tile()) + 1",
         COLUMNS,
+    ),
+    Mistake(KERNEL, "first_group_of_a_block", "lane_ % 4 / 2", "0", FP4),
+    Mistake(
+        BLOCK,
+        "column_scales_of_the_next_tile",
+        "weight_tile(tile())",
+        "weight_tile(tile() ^ 1)",
+        FP4,
     ),
     Mistake(BLOCK, "group_of_another_stage", "stage * kStageK / Weight::kGroup", "stage", SHARED),
     Mistake(BLOCK, "rows_of_x_exchanged", "half * kRows", "(1 - half) * kRows", SHARED),

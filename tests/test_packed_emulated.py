@@ -28,7 +28,14 @@ CASES = [
     ("64x4_c1", Case(30, 96, 1024, 64, "nf4", scale="f32")),
     ("64x4_c2", Case(13, 144, 1544, None, "int4")),
     ("128x2_c1", Case(1, 64, 256, 32, "nf4", x="f16")),
+    # MXFP4, NVFP4 and other groups of 16 rows.
+    ("128x2_c2", Case(12, 144, 1088, 32, "float4_e2m1fn", scale="f8e8m0fnu")),
+    ("128x2_c1", Case(5, 80, 544, 32, "float4_e2m1fn", scale="f8e8m0fnu", x="f16")),
+    ("128x2_c4", Case(3, 144, 528, 16, "int4", zeros=True, x="f16")),
+    ("64x4_c1", Case(20, 112, 256, 16, "int8", scale="f32")),
+    ("128x2_c1", Case(3, 48, 256, None, "int4", scale="f8e4m3fn", columns=True)),
     # Those of the mistakes below.
+    ("128x2_c2", Case(9, 176, 1040, 16, "float4_e2m1fn", scale="f8e4m3fn", columns=True)),
     ("128x2_c2", Case(11, 200, 1600, 64, "int4", zeros=True)),
     ("128x2_c1", Case(2, 40, 512, 64, "nf4")),
     ("128x2_c1", Case(2, 40, 512, 64, "uint8", zeros=True)),
@@ -84,7 +91,7 @@ def test_weights(machine, case):
 
 KERNEL, PIECES = "kernels/packed/kernel.cuh", "kernels/packed/pieces.cuh"
 SUMS = "kernels/packed/sums.cuh"
-SPLIT, TABLE, BYTES = CASES[-3:]
+FP4, SPLIT, TABLE, BYTES = CASES[-4:]
 
 MISTAKES = [
     Mistake(KERNEL, "stages_not_awaited", "kStages - 2", "kStages - 1", SPLIT),
@@ -105,6 +112,16 @@ MISTAKES = [
     Mistake(PIECES, "sign_of_eight_bits", "lop3_not_and_or", "lop3_and_or", BYTES),
     Mistake(PIECES, "zero_of_eight_bits", "!kIsMiddle", "kIsMiddle", BYTES),
     Mistake(PIECES, "byte_of_the_table", "9", "17", TABLE),
+    Mistake(KERNEL, "first_group_of_a_block", "lane_ % 4 / 2", "0", FP4),
+    Mistake(KERNEL, "scales_of_fragments_exchanged", "p % 2", "1 - p % 2", FP4),
+    Mistake(PIECES, "column_scales_exchanged", "i % 4 < 2", "i % 4 >= 2", FP4),
+    Mistake(
+        KERNEL,
+        "column_scales_of_the_next_tile",
+        "weight_tile(tile_of(t))",
+        "weight_tile(tile_of(t ^ 1))",
+        FP4,
+    ),
     Mistake(PIECES, "halves_of_the_table", "entry % 16", "entry / 16", TABLE),
 ]
 

@@ -45,6 +45,8 @@ CASES = [
     ("w128x128_c4", Case(130, 144, 928, 32, "int8", scale="f16")),
     ("w256x64_c2", Case(20, 528, 1544, None, "int4", x="f16")),
     FOUR,
+    ("w128x64_c1", Case(50, 144, 416, 32, "float4_e2m1fn", scale="f8e8m0fnu")),
+    ("w128x64_c1", Case(50, 80, 256, 128, "int8", scale="f8e4m3fn", columns=True)),
     (
         "w128x64_c2",
         Case(

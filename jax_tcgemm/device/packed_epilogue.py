@@ -17,7 +17,7 @@ from jax_tcgemm.device.packed import table_of
 from jax_tcgemm.epilogues import InexpressibleError, emit
 from jax_tcgemm.epilogues.joins import results_apart
 from jax_tcgemm.problem.call_options import CallOptions
-from jax_tcgemm.problem.packed import PackedProblem, supported_by_kernels
+from jax_tcgemm.problem.packed import PackedProblem
 from jax_tcgemm.problem.packed_weight import TILE, PackedFormat
 from jax_tcgemm.selection.configs import PackedConfig, parse_or_none
 
@@ -126,8 +126,6 @@ def _is_slower(problem: PackedProblem, choice: selection.Choice) -> bool:
 def _folded(product: Product) -> Folded | str:
     """The product as one problem, or what stands against it."""
     shape, levels = product.shape, product.levels
-    if reason := supported_by_kernels(product.problem):
-        return reason
     if math.prod(shape) == 0:
         return "its result is empty"
     if math.prod(shape[product.num_rows :]) % TILE:

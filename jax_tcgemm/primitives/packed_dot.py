@@ -38,7 +38,6 @@ from jax_tcgemm.primitives.packed_weight import (
     arrays_of,
     division_of_weight,
     problem_of,
-    request_of,
     rows_of_weight,
     weight_of,
 )
@@ -339,7 +338,7 @@ def product_of(*avals_and_params) -> request.Request:
         experts, num_sizes = weight[0].shape[0], groups[0].shape[0]
         own |= {"form": "grouped", "experts": experts, "num_sizes": num_sizes}
     problem = problem_of(weight[0].shape[-3], params["format"], **own)
-    return request_of(params["options"], problem)
+    return request.Request("packed", params["options"], problem)
 
 
 def division_of(*avals_and_params) -> partitioning.Division:

@@ -23,7 +23,7 @@ from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.rules import moved, same_varying
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, SCALE_DTYPE_NAMES
-from jax_tcgemm.problem.packed import PackedProblem, supported_by_kernels
+from jax_tcgemm.problem.packed import PackedProblem
 from jax_tcgemm.problem.packed_weight import TILE, PackedFormat, PackedWeight
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system.jax_internals import ad, batching, like, xla, zero_tangent
@@ -65,11 +65,6 @@ def problem_of(tiles: int, packed: PackedFormat, **own) -> PackedProblem:
         column_scales=packed.has_column_scales,
         **own,
     )
-
-
-def request_of(options: CallOptions, problem: PackedProblem) -> request.Request:
-    """Return the request of a problem, or of XLA's program, with the reason, if no kernel runs."""
-    return request.Request("packed", options, supported_by_kernels(problem) or problem)
 
 
 def division_of_weight(arrays) -> tuple[tuple[str, ...], ...]:
@@ -133,7 +128,7 @@ def product_of(values, *others_and_params) -> request.Request:
     own = {"form": "weight", "m": 0}
     own |= dict.fromkeys(("in_dtype", "out_dtype"), DTYPE_NAMES[dtype])
     tiles = math.prod(values.shape[:-2])
-    return request_of(params["options"], problem_of(tiles, params["format"], **own))
+    return request.Request("packed", params["options"], problem_of(tiles, params["format"], **own))
 
 
 def division_of(*arrays_and_params) -> partitioning.Division:

@@ -17,9 +17,6 @@ from typing import ClassVar
 from jax_tcgemm.problem.dtypes import DTYPES, FLOAT8
 from jax_tcgemm.problem.function import Function, attributes_of
 
-# Of weights that kernels read (`supported_by_kernels`).
-_KERNEL_SCALES, _LEAST_GROUP_SIZE = ("bf16", "f16", "f32"), 32
-
 
 @dataclasses.dataclass(frozen=True)
 class PackedProblem:
@@ -132,12 +129,3 @@ class PackedProblem:
             shape += f", m in {self.experts} groups"
         follows = " gated" * self.gated + (f" {self.function.name}" if self.function else "")
         return f"{shape} {self.in_dtype} by {weight}{follows}"
-
-
-def supported_by_kernels(problem: PackedProblem) -> str:
-    """Return why no kernel multiplies by a weight of this format; "" where kernels may."""
-    if problem.scale not in _KERNEL_SCALES:
-        return f"no kernel takes block scales of {DTYPES[problem.scale]}"
-    if problem.group_size < _LEAST_GROUP_SIZE and problem.group_size != problem.k:
-        return f"no kernel takes groups of {problem.group_size} rows"
-    return "no kernel takes column scales" if problem.column_scales else ""
