@@ -7,9 +7,9 @@
 // A consumer warpgroup dequantizes the fragments of two instructions, of 32 rows of the weight, while those of the last
 // 32 multiply, also across stages: there is always a wgmma under way.
 //
-// There are no other warps: the producer is a thread of the first consumer warp, which loads into a stage once all
-// warps have released it. So two CTAs of up to 128 rows fit an SM, of which one converts while the other multiplies,
-// begins or ends.
+// Two CTAs of up to 128 rows fit an SM, of which one converts while the other multiplies, begins or ends. Of 128 rows
+// they do so without a producer's warpgroup: a thread of the first consumer warp loads into a stage, one stage after
+// the others have released it.
 //
 // Roles, shared memory and barriers: wide_block.cuh, WideGeometry.
 #pragma once
@@ -25,11 +25,13 @@ class DequantizingBlock : public WideBlock<Config, Weight, X, Epilogue> {
   using Base = WideBlock<Config, Weight, X, Epilogue>;
   using Base::barriers_, Base::begin_, Base::end_, Base::lane_, Base::params_, Base::warp_;
   using Base::has_tile, Base::release, Base::stage_address, Base::table, Base::tile, Base::weight_tile;
-  using Base::kBlocks, Base::kCount, Base::kGeometry, Base::kGroups, Base::kPieces, Base::kRowK, Base::kStageK,
-      Base::kStages, Base::kTile;
+  using Base::kBlocks, Base::kConsumerWarps, Base::kCount, Base::kGeometry, Base::kGroups, Base::kPieces, Base::kRowK,
+      Base::kStageK, Base::kStages, Base::kTile;
   using typename Base::Scale;
   static constexpr int kSteps = 2;  // instructions for a block of K
   using Fragments = uint32_t[kSteps][4];
+  // Whether a thread of the first consumer warp is the producer.
+  static constexpr bool kLoadsItself = kTile.producer_threads() == 0;
   static_assert(kTile.dequantizes && sizeof(X) == 2, "x has 16 bits");
   static_assert(kStageK == kRowK && kBlocks == 2, "a stage is a row of the swizzle, of two blocks of K");
 
@@ -40,7 +42,12 @@ class DequantizingBlock : public WideBlock<Config, Weight, X, Epilogue> {
 
   __device__ __forceinline__ void run() {
     Base::prepare();
-    Base::prefetch(threadIdx.x, kTile.threads());
+    if constexpr (!kLoadsItself) {
+      if (warp_ >= kConsumerWarps) return Base::run_producers();
+      ptx::setmaxnreg_inc<kGeometry.consumer_registers(), kGeometry.blocks_per_sm()>();
+    } else {
+      Base::prefetch(threadIdx.x, kTile.threads());
+    }
     float accumulators[kCount];
     multiply(accumulators);
     Base::scale_columns(accumulators);
@@ -59,7 +66,7 @@ class DequantizingBlock : public WideBlock<Config, Weight, X, Epilogue> {
     for (float& accumulator : accumulators) accumulator = 0.0f;
     if (begin_ == end_) return;
 #pragma unroll 1
-    for (int i = 0; i < kStages - 2; ++i) load_next();
+    for (int i = 0; kLoadsItself && i < kStages - 2; ++i) load_next();
     const Columns whole = whole_columns();
     Fragments fragments[kBlocks];
     PipelineState state{kStages};
@@ -80,15 +87,15 @@ class DequantizingBlock : public WideBlock<Config, Weight, X, Epilogue> {
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_fence_operand(accumulators);
     release(state.stage);
-    if (warp_ == 0) {
+    if (kLoadsItself && warp_ == 0) {
       if (ptx::elect_one()) Base::end_loads(loads_);
       __syncwarp();
     }
   }
 
-  // Loads the next stage that is left, if this is the producer's warp.
+  // Loads the next stage that is left, if this warp has the producer.
   __device__ __forceinline__ void load_next() {
-    if (warp_ == 0 && begin_ + num_loaded_ < end_) {
+    if (kLoadsItself && warp_ == 0 && begin_ + num_loaded_ < end_) {
       if (ptx::elect_one()) Base::load_stage(begin_ + num_loaded_, loads_);
       __syncwarp();
       ++num_loaded_;

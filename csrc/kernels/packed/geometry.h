@@ -111,8 +111,9 @@ struct WideTile {
 
   constexpr int tiles() const { return columns / kTile; }
   constexpr int consumer_threads() const { return columns / 64 * 128; }
-  // A warpgroup, which leaves its registers to consumers, or none: a thread of the first consumer warp.
-  constexpr int producer_threads() const { return dequantizes ? 0 : 128; }
+  // A warpgroup, which leaves its registers to consumers; or none, where two CTAs fit an SM without one alone: then the
+  // producer is a thread of the first consumer warp, which waits for what it issues.
+  constexpr int producer_threads() const { return dequantizes && row_count == 128 ? 0 : 128; }
   constexpr int threads() const { return consumer_threads() + producer_threads(); }
   constexpr int rows() const { return row_count; }
   constexpr int stage_k() const { return dequantizes ? 64 : 128; }
@@ -143,13 +144,11 @@ struct WideGeometry {
 
   // Of several CTAs on an SM one multiplies while another converts, begins or ends: as many as registers allow.
   constexpr int blocks_per_sm() const {
-    if (tile.dequantizes) return tile.rows() <= 64 ? 3 : tile.rows() <= 128 ? 2 : 1;
-    return tile.consumer_threads() <= 256 && tile.rows() <= 64 ? 2 : 1;
+    return tile.consumer_threads() <= 256 && tile.rows() <= (tile.dequantizes ? 128 : 64) ? 2 : 1;
   }
   constexpr int table_bytes() const { return format.table ? kTableBytes : 0; }
   constexpr int stages() const {
-    const int available = blocks_per_sm() == 1 ? 224 : blocks_per_sm() == 2 ? 111 : 72;
-    const int fitting = (available * 1024 - table_bytes()) / stage_bytes();
+    const int fitting = ((blocks_per_sm() == 2 ? 111 : 224) * 1024 - table_bytes()) / stage_bytes();
     return fitting > 8 ? 8 : fitting;
   }
 

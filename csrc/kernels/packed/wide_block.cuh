@@ -124,7 +124,24 @@ class WideBlock {
     load_x(to, barrier, stage * kStageK);  // mutant: x_of_the_next_stage
   }
 
-  // After the last of them.
+  // The role of the producer's warpgroup: one thread loads, the other warps bring what the epilogue reads to L2.
+  __device__ __forceinline__ void run_producers() const {
+    ptx::setmaxnreg_dec<kGeometry.producer_registers(), kGeometry.blocks_per_sm()>();
+    if (warp_ == kConsumerWarps) {
+      if (ptx::elect_one()) produce();
+      __syncwarp();
+    } else {
+      const int first = (kConsumerWarps + 1) * 32;
+      prefetch(threadIdx.x - first, kTile.threads() - first);
+    }
+    // All threads of a cluster arrive once: consumers in finish().
+    if constexpr (kTile.cluster > 1) {
+      ptx::cluster_arrive_relaxed();
+      ptx::cluster_wait();
+    }
+  }
+
+  // After the last stage has been loaded.
   __device__ __forceinline__ void end_loads(PipelineState state) const {
     // Not earlier: CTAs of the next kernel would take the place of our own.
     ptx::griddepcontrol_launch_dependents();
@@ -140,14 +157,6 @@ class WideBlock {
   // Brings what the epilogue reads to L2, by `count` threads, of which this is number `thread`.
   __device__ __forceinline__ void prefetch(int thread, int count) const {
     BlockSums<Config, Epilogue>::prefetch(epilogue_, work_, thread, count);
-  }
-
-  // All threads of a cluster arrive once: consumers in finish(), the others here.
-  static __device__ __forceinline__ void join_cluster() {
-    if constexpr (kTile.cluster > 1) {
-      ptx::cluster_arrive_relaxed();
-      ptx::cluster_wait();
-    }
   }
 
   // Of this CTA in its cluster: along K, and along columns.
@@ -228,6 +237,13 @@ class WideBlock {
     if constexpr (kTile.cluster > 1) {
       ptx::mbarrier_arrive_expect_tx(barriers.accumulators(), (kTile.cluster - 1) * Config::kSums.share_bytes());
     }
+  }
+
+  __device__ __forceinline__ void produce() const {
+    PipelineState state{kStages};
+#pragma unroll 1
+    for (int32_t stage = begin_; stage < end_; ++stage, state.advance()) load_stage(stage, state);
+    end_loads(state);
   }
 
   static constexpr uint32_t kConsumerBarrier = 1;

@@ -43,15 +43,7 @@ class RegisterBlock : public WideBlock<Config, Weight, X, Epilogue> {
   __device__ __forceinline__ void run() {
     Base::prepare();
     if (warp_ >= kConsumerWarps) {
-      ptx::setmaxnreg_dec<kGeometry.producer_registers(), kGeometry.blocks_per_sm()>();
-      if (warp_ == kConsumerWarps) {
-        if (ptx::elect_one()) produce();
-        __syncwarp();
-      } else {
-        const int first = (kConsumerWarps + 1) * 32;
-        Base::prefetch(threadIdx.x - first, kTile.threads() - first);
-      }
-      Base::join_cluster();
+      Base::run_producers();
     } else {
       ptx::setmaxnreg_inc<kGeometry.consumer_registers(), kGeometry.blocks_per_sm()>();
       consume();
@@ -61,13 +53,6 @@ class RegisterBlock : public WideBlock<Config, Weight, X, Epilogue> {
   }
 
  private:
-  __device__ __forceinline__ void produce() const {
-    PipelineState state{kStages};
-#pragma unroll 1
-    for (int32_t stage = begin_; stage < end_; ++stage, state.advance()) Base::load_stage(stage, state);
-    Base::end_loads(state);
-  }
-
   __device__ __forceinline__ void consume() {
     if constexpr (Weight::kGroup == 0 && Weight::kZeroPoints) {
       const auto* zeros = reinterpret_cast<const uint32_t*>(params_.zero_points);
