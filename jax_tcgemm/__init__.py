@@ -51,6 +51,7 @@ from jax_tcgemm.quantization.checkpoints import (
     from_gptq,
     from_qwix,
 )
+from jax_tcgemm.quantization.float4_checkpoints import from_gpt_oss, from_modelopt
 from jax_tcgemm.quantization.fp8_dot_general import Fp8DotGeneral
 from jax_tcgemm.quantization.fp8_mlp import Fp8Mlp
 from jax_tcgemm.quantization.fp8_ragged_dot import Fp8RaggedDot
@@ -82,7 +83,9 @@ __all__ = [
     "from_awq",
     "from_bitsandbytes",
     "from_compressed_tensors",
+    "from_gpt_oss",
     "from_gptq",
+    "from_modelopt",
     "from_qwix",
     "gated_linear",
     "gated_ragged_linear",

@@ -100,13 +100,8 @@ def test_file_written_now(name, tmp_path):
         (
             "compressed-tensors-float8",
             TypeError,
-            "from_compressed_tensors: layer.weight must be of a dtype of NumPy or bfloat16, got "
-            "layer.weight.dtype=F8_E4M3; is it of another format",
-        ),
-        (
-            "compressed-tensors-nvfp4",
-            TypeError,
-            "from_compressed_tensors: layer.weight_scale must be of a dtype of NumPy or bfloat16",
+            "from_compressed_tensors: layer.weight must be of int8, got layer.weight.dtype="
+            "float8_e4m3fn; is it of another format",
         ),
     ],
 )

@@ -206,6 +206,16 @@ VALID = {
         jax_tcgemm.from_compressed_tensors,
         {"source": {"weight": INTEGERS, "weight_scale": X[:, :1]}},
     ),
+    "from_gpt_oss": (
+        jax_tcgemm.from_gpt_oss,
+        {
+            "source": {
+                "_blocks": jnp.zeros((1, 2, 1, 16), jnp.uint8),
+                "_scales": jnp.zeros((1, 2, 1), jnp.uint8),
+            }
+        },
+    ),
+    "from_modelopt": (jax_tcgemm.from_modelopt, {"source": {}}),
     "from_bitsandbytes": (jax_tcgemm.from_bitsandbytes, {"source": {}}),
     "from_qwix": (jax_tcgemm.from_qwix, {"source": {"qvalue": INTEGERS, "scale": X[:1]}}),
     "ragged_dot": (jax_tcgemm.ragged_dot, {"lhs": SQUARE, "rhs": GROUPS, "group_sizes": SIZES}),
