@@ -51,6 +51,7 @@ from jax_tcgemm.quantization.checkpoints import (
     from_gptq,
     from_qwix,
 )
+from jax_tcgemm.quantization.float4 import pack_mxfp4, pack_nvfp4
 from jax_tcgemm.quantization.float4_checkpoints import from_gpt_oss, from_modelopt
 from jax_tcgemm.quantization.fp8_dot_general import Fp8DotGeneral
 from jax_tcgemm.quantization.fp8_mlp import Fp8Mlp
@@ -99,6 +100,8 @@ __all__ = [
     "matmul_reduce_scatter",
     "mlp",
     "newton_schulz",
+    "pack_mxfp4",
+    "pack_nvfp4",
     "pack_weights",
     "patch",
     "quantize",

@@ -200,6 +200,8 @@ VALID = {
         jax_tcgemm.pack_weights,
         {"q": INTEGERS, "scale": X[:1], "group_size": None, "dtype": "int4"},
     ),
+    "pack_mxfp4": (jax_tcgemm.pack_mxfp4, {"w": jnp.ones((32, 4))}),
+    "pack_nvfp4": (jax_tcgemm.pack_nvfp4, {"w": jnp.ones((16, 4))}),
     "from_gptq": (jax_tcgemm.from_gptq, {"source": GPTQ}),
     "from_awq": (jax_tcgemm.from_awq, {"source": GPTQ | {"qweight": jnp.zeros((8, 1), int)}}),
     "from_compressed_tensors": (
