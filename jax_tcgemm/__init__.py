@@ -51,6 +51,8 @@ from jax_tcgemm.quantization.checkpoints import (
     from_gptq,
     from_qwix,
 )
+from jax_tcgemm.quantization.float4 import pack_mxfp4, pack_nvfp4
+from jax_tcgemm.quantization.float4_checkpoints import from_gpt_oss, from_modelopt
 from jax_tcgemm.quantization.fp8_dot_general import Fp8DotGeneral
 from jax_tcgemm.quantization.fp8_mlp import Fp8Mlp
 from jax_tcgemm.quantization.fp8_ragged_dot import Fp8RaggedDot
@@ -82,7 +84,9 @@ __all__ = [
     "from_awq",
     "from_bitsandbytes",
     "from_compressed_tensors",
+    "from_gpt_oss",
     "from_gptq",
+    "from_modelopt",
     "from_qwix",
     "gated_linear",
     "gated_ragged_linear",
@@ -96,6 +100,8 @@ __all__ = [
     "matmul_reduce_scatter",
     "mlp",
     "newton_schulz",
+    "pack_mxfp4",
+    "pack_nvfp4",
     "pack_weights",
     "patch",
     "quantize",

@@ -42,19 +42,28 @@ def loader_of(path):
 
 
 def check(path):
-    """Compare a weight with what its library dequantized, bit for bit, and a product with it."""
+    """Compare a weight with what its library dequantized, and a product with it.
+
+    Bit for bit, unless scales are the product of two.
+    """
     with safetensors.safe_open(str(path), framework="numpy") as file:
         expected = file.get_tensor("dequantized")
     w = loader_of(path)()
     assert w.shape == expected.shape
     assert expected.any()
-    np.testing.assert_array_equal(np.asarray(dequantize(w, dtype=jnp.float32)), expected)
+    got = np.asarray(dequantize(w, dtype=jnp.float32))
+    if w.format.has_column_scales:  # Libraries round the product of both scales.
+        np.testing.assert_allclose(got, expected, rtol=2**-22)
+    else:
+        np.testing.assert_array_equal(got, expected)
 
     # Codes less zero points, from the library's weight divided by our scales.
     unpacked, k = unpack(w), len(expected)
     rows = np.arange(k) * len(unpacked.scale) // k
     rows = rows if unpacked.g_idx is None else np.asarray(unpacked.g_idx)
-    scale = np.asarray(unpacked.scale, np.float64)[rows]
+    scale = np.asarray(unpacked.scale).astype(np.float64)[rows]
+    if unpacked.column_scale is not None:
+        scale = scale * np.asarray(unpacked.column_scale, np.float64)
     codes = np.asarray(unpacked.q, np.float64)
     if w.format.table is not None:
         codes = np.asarray(w.format.table)[np.asarray(unpacked.q, int)]
@@ -100,13 +109,8 @@ def test_file_written_now(name, tmp_path):
         (
             "compressed-tensors-float8",
             TypeError,
-            "from_compressed_tensors: layer.weight must be of a dtype of NumPy or bfloat16, got "
-            "layer.weight.dtype=F8_E4M3; is it of another format",
-        ),
-        (
-            "compressed-tensors-nvfp4",
-            TypeError,
-            "from_compressed_tensors: layer.weight_scale must be of a dtype of NumPy or bfloat16",
+            "from_compressed_tensors: layer.weight must be of int8, got layer.weight.dtype="
+            "float8_e4m3fn; is it of another format",
         ),
     ],
 )
@@ -118,4 +122,4 @@ def test_file_of_another_form_is_refused(name, error, says):
 def test_each_committed_file_has_a_case_and_is_small():
     sizes = {path.stem: path.stat().st_size for path in FILES.glob("*.safetensors")}
     assert {*sizes} == {*WRITER.CASES, *WRITER.REFUSED}
-    assert sum(sizes.values()) < 300_000
+    assert sum(sizes.values()) < 320_000

@@ -392,6 +392,19 @@ def _formats():
     load = functools.partial(jax_tcgemm.from_bitsandbytes, name="l.weight")
     forms["bitsandbytes"] = load, bitsandbytes_of(n, k, 64)[0]
     forms["bitsandbytes nested"] = load, bitsandbytes_of(n, k, 64, "nf4", 16)[0]
+    words = rng.integers(0, 256, (n, k // 2)).astype(np.uint8)
+    powers = rng.integers(120, 130, (n, k // 32)).astype(np.uint8)
+    scale = rng.uniform(1, 8, (n, k // 16)).astype(jnp.float8_e4m3fn)
+    whole = np.full(1, 0.25, np.float32)
+    mxfp4 = {"weight_packed": words, "weight_scale": powers}
+    forms["compressed-tensors mxfp4"] = jax_tcgemm.from_compressed_tensors, mxfp4
+    nvfp4 = {"weight_packed": words, "weight_scale": scale, "weight_global_scale": whole}
+    forms["compressed-tensors nvfp4"] = jax_tcgemm.from_compressed_tensors, nvfp4
+    nvfp4 = {"weight": words, "weight_scale": scale, "weight_scale_2": whole}
+    forms["modelopt"] = jax_tcgemm.from_modelopt, nvfp4
+    blocks = words.reshape(2, n // 2, k // 32, 16)
+    experts = {"w_blocks": blocks, "w_scales": powers.reshape(2, n // 2, k // 32)}
+    forms["gpt-oss"] = functools.partial(jax_tcgemm.from_gpt_oss, prefix="w"), experts
     return forms
 
 
@@ -427,6 +440,7 @@ def malformed(draw, tensors):
         return name, MISSING
     if how == "dtype":
         wide = x.astype(np.int32) if x.dtype == jnp.int4 else x  # NumPy does not make it uint4.
+        wide = x.astype(np.float32) if x.dtype == jnp.float8_e4m3fn else wide  # nor this text
         return name, wide.astype(_dtype(draw(st.sampled_from(DTYPES))))
     if how == "rows":
         hypothesis.assume("quant_state" not in name)  # Text without a digit may be another state.

@@ -200,12 +200,24 @@ VALID = {
         jax_tcgemm.pack_weights,
         {"q": INTEGERS, "scale": X[:1], "group_size": None, "dtype": "int4"},
     ),
+    "pack_mxfp4": (jax_tcgemm.pack_mxfp4, {"w": jnp.ones((32, 4))}),
+    "pack_nvfp4": (jax_tcgemm.pack_nvfp4, {"w": jnp.ones((16, 4))}),
     "from_gptq": (jax_tcgemm.from_gptq, {"source": GPTQ}),
     "from_awq": (jax_tcgemm.from_awq, {"source": GPTQ | {"qweight": jnp.zeros((8, 1), int)}}),
     "from_compressed_tensors": (
         jax_tcgemm.from_compressed_tensors,
         {"source": {"weight": INTEGERS, "weight_scale": X[:, :1]}},
     ),
+    "from_gpt_oss": (
+        jax_tcgemm.from_gpt_oss,
+        {
+            "source": {
+                "_blocks": jnp.zeros((1, 2, 1, 16), jnp.uint8),
+                "_scales": jnp.zeros((1, 2, 1), jnp.uint8),
+            }
+        },
+    ),
+    "from_modelopt": (jax_tcgemm.from_modelopt, {"source": {}}),
     "from_bitsandbytes": (jax_tcgemm.from_bitsandbytes, {"source": {}}),
     "from_qwix": (jax_tcgemm.from_qwix, {"source": {"qvalue": INTEGERS, "scale": X[:1]}}),
     "ragged_dot": (jax_tcgemm.ragged_dot, {"lhs": SQUARE, "rhs": GROUPS, "group_sizes": SIZES}),

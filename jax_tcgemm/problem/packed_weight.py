@@ -327,11 +327,22 @@ def factors(x, dtype) -> jax.Array:
     return jnp.transpose(x, (1, 0, 3, 2)).reshape(groups, tiles * TILE)
 
 
+def scale_as_float32(scale) -> jax.Array:
+    """Scales in float32, exactly."""
+    if scale.dtype != jnp.float8_e8m0fnu:
+        return scale.astype(jnp.float32)
+    # By bits: a conversion by way of a narrower dtype would overflow.
+    exponent = lax.bitcast_convert_type(scale, jnp.uint8).astype(jnp.int32)
+    bits = jnp.where(exponent == 0, 1 << 22, exponent << 23)  # 2^-127 is subnormal.
+    bits = jnp.where(exponent == 255, 255 << 23 | 1 << 22, bits)  # NaN
+    return lax.bitcast_convert_type(bits, jnp.float32)
+
+
 def dequantized(w: PackedWeight, dtype) -> jax.Array:
     """The array of shape (k, tiles * 16), its rows as they are packed."""
     form = w.format
     u = integers(w.values, form)
-    scale = factors(w.scales, form.scale_dtype).astype(jnp.float32)
+    scale = scale_as_float32(factors(w.scales, form.scale_dtype))
     if form.table is not None:
         value = jnp.asarray(np.array(form.table, np.float32))[u]
     else:

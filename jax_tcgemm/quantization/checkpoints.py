@@ -7,7 +7,6 @@ n). jax_tcgemm/quantization/formats.py lists the arrays of each format and check
 
 import functools
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -15,24 +14,14 @@ import numpy as np
 
 from jax_tcgemm.problem.packed_weight import GROUP_SIZES, PackedWeight, group_size_within
 from jax_tcgemm.quantization import formats
+from jax_tcgemm.quantization.float4_checkpoints import compressed_float4
 from jax_tcgemm.quantization.pack import pack
 
 # Of AWQ's words: the column of each nibble.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-def _eager(loader: Callable) -> Callable:
-    """A loader that looks at values also while something else is traced."""
-
-    @functools.wraps(loader)
-    def load(*args, **kwargs):
-        with jax.ensure_compile_time_eval():
-            return loader(*args, **kwargs)
-
-    return load
-
-
-@_eager
+@formats.eager
 def from_gptq(source, prefix: str = "", *, bits: int = 4, zero_offset: int = 1) -> PackedWeight:
     """Load a weight that GPTQ quantized.
 
@@ -82,7 +71,7 @@ def from_gptq(source, prefix: str = "", *, bits: int = 4, zero_offset: int = 1) 
     return _pack(source, "scales", arrays["scales"], q, zero_point[:, : sizes["n"]], bits, order)
 
 
-@_eager
+@formats.eager
 def from_awq(source, prefix: str = "") -> PackedWeight:
     """Load a weight that AWQ quantized to 4 bits in layout "gemm".
 
@@ -122,16 +111,21 @@ def from_awq(source, prefix: str = "") -> PackedWeight:
     return _pack(source, "scales", arrays["scales"], q, zero_point, 4)
 
 
-@_eager
+@formats.eager
 def from_compressed_tensors(source, prefix: str = "", *, bits: int = 4) -> PackedWeight:
-    """Load a weight of compressed-tensors in format "pack-quantized" or "int-quantized".
+    """Load a weight that compressed-tensors stores as integers or 4-bit floats.
 
         w[n, k] = (weight[n, k] - weight_zero_point[n, k // group]) * weight_scale[n, k // group]
+
+    The arrays tell the format: "pack-quantized", "int-quantized", "nvfp4-pack-quantized" or
+    "mxfp4-pack-quantized". Weights of the last two have no zero points, and the scales of NVFP4 are
+    divided by weight_global_scale.
 
     Args:
       source: a dictionary of arrays, or the path of a safetensors file.
       prefix: prefix of the names weight_packed and weight_shape (or weight, for int8), weight_scale
-        and, optionally, weight_zero_point and weight_g_idx.
+        and, optionally, weight_zero_point and weight_g_idx. For 4-bit floats, prefix of the names
+        weight_packed, weight_scale and, for NVFP4, weight_global_scale.
       bits: 4 or 8.
 
     Returns:
@@ -143,8 +137,9 @@ def from_compressed_tensors(source, prefix: str = "", *, bits: int = 4) -> Packe
         conditions of `pack_weights`.
 
     Numerics:
-      Integers and scales equal the checkpoint's. Scales of groups larger than 128 rows are
-      repeated.
+      Integers, codes of 4-bit floats and block scales equal the checkpoint's. Scales of groups
+      larger than 128 rows are repeated. The column scales of NVFP4 are 1 / weight_global_scale in
+      float32.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm
@@ -159,7 +154,10 @@ def from_compressed_tensors(source, prefix: str = "", *, bits: int = 4) -> Packe
     op = "from_compressed_tensors"
     _check_choice(op, "bits", bits, (4, 8))
     source = formats.Source.of(op, source, prefix)
-    is_packed, has_one_scale = "weight_packed" in source, np.ndim(source["weight_scale"]) < 2
+    is_packed = "weight_packed" in source
+    if is_packed and source["weight_packed"].dtype == np.uint8:
+        return compressed_float4(source, bits)
+    has_one_scale = np.ndim(source["weight_scale"]) < 2
     arrays, sizes = formats.read(source, formats.compressed_tensors(bits, is_packed, has_one_scale))
     n, k, middle = sizes["n"], sizes["k"], 1 << bits - 1
     scale, zero_point = arrays["weight_scale"], arrays.get("weight_zero_point")
@@ -182,7 +180,7 @@ def from_compressed_tensors(source, prefix: str = "", *, bits: int = 4) -> Packe
     return _pack(source, "weight_scale", scale.T, q.T, zero_point, bits, order, is_signed=True)
 
 
-@_eager
+@formats.eager
 def from_bitsandbytes(source, name: str = "weight") -> PackedWeight:
     """Load a weight that bitsandbytes quantized to 4 bits, NF4 or FP4.
 
@@ -247,7 +245,7 @@ def from_bitsandbytes(source, name: str = "weight") -> PackedWeight:
     return pack(op, q, scale, None, own, np.asarray(arrays[".quant_map"], np.float32))
 
 
-@_eager
+@formats.eager
 def from_qwix(source, prefix: str = "") -> PackedWeight:
     """Pack a weight that Qwix quantized.
 

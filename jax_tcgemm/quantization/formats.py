@@ -7,17 +7,20 @@ an array that does not fit what is bound is refused.
 
 import dataclasses
 import enum
+import functools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jax_tcgemm.problem.dtypes import MAX_EXTENT
 from jax_tcgemm.problem.packed_weight import CODINGS, WIDE_SCALE_DTYPES
 from jax_tcgemm.products.arguments import as_array
+from jax_tcgemm.quantization.safetensors_file import SafetensorsFile
 
 # --- arrays -------------------------------------------------------------------------------------
 
@@ -29,6 +32,9 @@ class Kind(enum.Enum):
     FLOATS = WIDE_SCALE_DTYPES
     INT8 = ("int8",)
     UINT8 = ("uint8",)
+    E4M3 = ("float8_e4m3fn",)
+    # Exponents of two plus 127.
+    E8M0 = ("uint8", "float8_e8m0fnu")
     NARROW = tuple(name for name in CODINGS if name != "table")
     INTEGERS = tuple(f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("u", ""))
     INTEGERS_AND_NARROW = (*INTEGERS, "uint4", "int4")
@@ -142,6 +148,36 @@ def compressed_tensors(bits: int, is_packed: bool, has_one_scale: bool) -> tuple
     )
 
 
+def nvfp4(values: str, tensor_scale: str) -> tuple[Array, ...]:
+    """NVFP4: two codes of float4_e2m1fn a byte, a scale of 16, and one of the whole weight.
+
+    Args:
+      values: name of the codes.
+      tensor_scale: name of the scale of the whole weight.
+    """
+    return (
+        Array(values, Kind.UINT8, (("n", Part("k", 2)),)),
+        Array("weight_scale", Kind.E4M3, (("n", Part("k", 16)),)),
+        Array(tensor_scale, Kind.FLOATS, ((1,), ())),
+    )
+
+
+# MXFP4 of compressed-tensors: two codes of float4_e2m1fn a byte, and a power of two of 32.
+COMPRESSED_MXFP4 = (
+    Array("weight_packed", Kind.UINT8, (("n", Part("k", 2)),)),
+    Array("weight_scale", Kind.E8M0, (("n", Part("k", 32)),)),
+)
+
+
+def gpt_oss(separator: str) -> tuple[Array, ...]:
+    """MXFP4 of experts: blocks of 32 codes of float4_e2m1fn in 16 bytes, and their scales."""
+    sizes = ("experts", "n", Part("k", 32))
+    return (
+        Array(f"{separator}blocks", Kind.UINT8, ((*sizes, 16),)),
+        Array(f"{separator}scales", Kind.E8M0, (sizes,)),
+    )
+
+
 def bitsandbytes(itemsize: int, nested_blocksize: int | None) -> tuple[Array, ...]:
     """Arrays of NF4 and FP4 beside their state, of a number of bytes and of blocks.
 
@@ -205,7 +241,7 @@ class Source:
                 "nothing"
             )
         if isinstance(source, str | os.PathLike):
-            source = _File(op, source)
+            source = SafetensorsFile(op, source)
         elif not isinstance(source, Mapping):
             raise TypeError(
                 f"{op}: source must be a dictionary of arrays or a path, got source of type "
@@ -233,44 +269,15 @@ class Source:
         return np.asarray(given) if not is_own and hasattr(given, "__array__") else x
 
 
-class _File(Mapping):
-    """A safetensors file, of which only what is asked for is read."""
+def eager(loader: Callable) -> Callable:
+    """Return a loader that looks at values also while something else is traced."""
 
-    def __init__(self, op: str, path):
-        self._op = op
-        try:
-            import safetensors
-        except ImportError:
-            raise ImportError(
-                f"{op}: source must be a dictionary where safetensors is missing, got a path; "
-                "pip install 'jax_tcgemm[checkpoints]'"
-            ) from None
-        try:
-            self._file = safetensors.safe_open(os.fspath(path), framework="numpy")
-        except (OSError, safetensors.SafetensorError) as error:
-            raise ValueError(
-                f"{op}: source must be a safetensors file, got source={os.fspath(path)!r}: "
-                f"{error}; see the package safetensors"
-            ) from None
-        self._names = tuple(self._file.keys())
+    @functools.wraps(loader)
+    def load(*args, **kwargs):
+        with jax.ensure_compile_time_eval():
+            return loader(*args, **kwargs)
 
-    def __getitem__(self, name):
-        if name not in self._names:
-            raise KeyError(name)
-        try:
-            return self._file.get_tensor(name)
-        except AttributeError:
-            # The package looks dtypes up in NumPy, which has no 8-bit floats.
-            raise TypeError(
-                f"{self._op}: {name} must be of a dtype of NumPy or bfloat16, got {name}.dtype="
-                f"{self._file.get_slice(name).get_dtype()}; is it of another format?"
-            ) from None
-
-    def __iter__(self):
-        return iter(self._names)
-
-    def __len__(self):
-        return len(self._names)
+    return load
 
 
 def read(
@@ -319,11 +326,13 @@ def read(
 
 
 def _checked(op: str, name: str, x, array: Array) -> np.ndarray:
-    """Values in range, 64 bits of integers as 32."""
+    """Values in range, 64 bits of integers as 32, and exponents as float8_e8m0fnu."""
     x = np.asarray(x)
     if array.kind is Kind.BYTES:
         return np.ascontiguousarray(x).reshape(-1).view(np.uint8)
-    if array.kind is Kind.FLOATS:
+    if array.kind is Kind.E8M0:
+        x = x.view(jnp.float8_e8m0fnu)
+    if array.kind in (Kind.FLOATS, Kind.E4M3, Kind.E8M0):
         if not np.isfinite(x.astype(np.float32)).all():
             raise ValueError(
                 f"{op}: {name} must be finite, got {name} with NaN or infinity; is it damaged?"

@@ -20,6 +20,7 @@ from jax_tcgemm.problem.packed_weight import (
     PackedFormat,
     PackedWeight,
     packed,
+    scale_as_float32,
     with_column_scales,
 )
 from jax_tcgemm.products.arguments import as_array, as_floating
@@ -145,18 +146,9 @@ def pack(
             f"{op}: scale must be finite, got scale with NaN or infinity; a column of zeros has "
             "any finite one"
         )
-    coding = form.coding
-    _check_range(op, "q", q, coding.least, coding.largest, dtype)
+    _check_range(op, "q", q, form.coding.least, form.coding.largest, dtype)
     if zero_point is not None:
-        zero_point = as_array(op, "zero_point", zero_point)
-        is_integer = jnp.issubdtype(zero_point.dtype, jnp.integer)
-        if not is_integer or zero_point.shape != shape or table is not None:
-            raise ValueError(
-                f"{op}: zero_point must be None or integers of the shape of scale, and None for "
-                f"a table, got zero_point of {zero_point.dtype} and shape {zero_point.shape} for "
-                f"{dtype=}; multiply it out of what is no integer"
-            )
-        _check_range(op, "zero_point", zero_point, coding.least, coding.largest + 1, dtype)
+        zero_point = _zero_point(op, zero_point, shape, form, dtype)
     if is_stacked and g_idx is not None:
         raise ValueError(
             f"{op}: g_idx must be None for the weights of experts, got g_idx.shape="
@@ -302,6 +294,21 @@ def _group_size(op: str, group_size, k: int) -> int:
     return size
 
 
+def _zero_point(op: str, zero_point, shape, form: PackedFormat, dtype) -> jax.Array:
+    """Zero points of the shape of scales, in range."""
+    zero_point = as_array(op, "zero_point", zero_point)
+    is_integer = jnp.issubdtype(zero_point.dtype, jnp.integer)
+    if not is_integer or zero_point.shape != shape or form.table is not None:
+        raise ValueError(
+            f"{op}: zero_point must be None or integers of the shape of scale, and None for a "
+            f"table, got zero_point of {zero_point.dtype} and shape {zero_point.shape} for "
+            f"{dtype=}; multiply it out of what is no integer"
+        )
+    coding = form.coding
+    _check_range(op, "zero_point", zero_point, coding.least, coding.largest + 1, dtype)
+    return zero_point
+
+
 def _column_scale(op: str, column_scale, stacked, columns) -> jax.Array:
     """The scales of all columns in float32, of shape (*stacked, *columns)."""
     column_scale = as_floating(op, "column_scale", column_scale).astype(jnp.float32)
@@ -348,7 +355,7 @@ def _holds(rule, x, *args) -> bool:
 
 @jax.jit
 def _are_finite(x) -> jax.Array:
-    return jnp.all(jnp.isfinite(x.astype(jnp.float32)))
+    return jnp.all(jnp.isfinite(scale_as_float32(x)))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

@@ -5,12 +5,12 @@ float32 as that library dequantizes it. Its metadata have the loader, the loader
 writer. Weights are random with a fixed seed.
 
 The committed files were written on the CPU by gptqmodel 7.7.0, auto_gptq 0.7.1, autoawq 0.2.9,
-bitsandbytes 0.50.2 and compressed-tensors 0.20.0 with torch 2.13.0; the one with act-order of
-compressed-tensors by 0.12.2, as newer releases have none. The package auto_gptq needs an older
-transformers: only the module of its linear layer is loaded. To write the files anew:
+bitsandbytes 0.50.2, compressed-tensors 0.20.0 and nvidia-modelopt 0.47.0 with torch 2.13.0; the one
+with act-order of compressed-tensors by 0.12.2, as newer releases have none. The package auto_gptq
+needs an older transformers: only the module of its linear layer is loaded. To write the files anew:
 
     pip install --no-deps gptqmodel auto_gptq autoawq  # and what they say that they lack
-    pip install torch numpy bitsandbytes compressed-tensors safetensors transformers
+    pip install torch numpy bitsandbytes compressed-tensors nvidia-modelopt safetensors transformers
     python tests/data/checkpoints/write.py
 """
 
@@ -28,7 +28,11 @@ HERE = pathlib.Path(__file__).parent
 SEED = 20
 PREFIX = "layer."
 # Names of distributions that differ from those of their modules.
-DISTRIBUTIONS = {"awq": "autoawq", "compressed_tensors": "compressed-tensors"}
+DISTRIBUTIONS = {
+    "awq": "autoawq",
+    "compressed_tensors": "compressed-tensors",
+    "modelopt": "nvidia-modelopt",
+}
 
 
 class Case(NamedTuple):
@@ -210,16 +214,15 @@ def compressed_tensors(
     import torch
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+    from compressed_tensors.quantization.utils import calculate_qparams
 
-    is_int = "float" not in form and "fp" not in form
+    is_int = "float" not in form
     args = QuantizationArgs(
         num_bits=bits,
         type="int" if is_int else "float",
         strategy=strategy,
         group_size=group,
         symmetric=sym,
-        scale_dtype=torch.float8_e4m3fn if "fp4" in form else None,
         zp_dtype=torch.int8 if is_int else torch.float8_e4m3fn,
     )
     scheme = QuantizationScheme(targets=["Linear"], weights=args, format=form)
@@ -229,9 +232,7 @@ def compressed_tensors(
     state = {"weight": w}
     if strategy == "tensor":
         low, high = low.amin().reshape(1), high.amax().reshape(1)
-    if strategy == "tensor_group":
-        state["weight_global_scale"] = generate_gparam(low.amin(), high.amax()).reshape(1)
-    scale, zero = calculate_qparams(low, high, args, state.get("weight_global_scale"))
+    scale, zero = calculate_qparams(low, high, args)
     state |= {"weight_scale": scale, "weight_zero_point": zero}
     compressor = BaseCompressor.get_value_from_registry(form)
     written = compressor.compress(state, scheme)
@@ -240,6 +241,52 @@ def compressed_tensors(
         for name, x in written.items()
     }
     return written, compressor.decompress(read, scheme)["weight"].T
+
+
+def compressed_tensors_fp4(generator, *, form, n=24, k=64):
+    """Write a layer of 4-bit floats by compressed-tensors, in its format `form`."""
+    import torch
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization.lifecycle.forward import dequantize
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+
+    is_nvfp4 = form.startswith("nvfp4")
+    args = QuantizationArgs(
+        num_bits=4,
+        type="float",
+        strategy="tensor_group" if is_nvfp4 else "group",
+        group_size=16 if is_nvfp4 else 32,
+        scale_dtype=torch.float8_e4m3fn if is_nvfp4 else torch.uint8,
+        zp_dtype=torch.float8_e4m3fn,
+    )
+    w = weights(generator, n, k) * torch.exp2(torch.arange(n) % 7 - 5)[:, None]
+    parts = w.reshape(n, -1, args.group_size)
+    low, high = parts.amin(-1), parts.amax(-1)
+    state = {"weight": w}
+    if is_nvfp4:
+        state["weight_global_scale"] = generate_gparam(low.amin(), high.amax()).reshape(1)
+    scale, zero = calculate_qparams(low, high, args, state.get("weight_global_scale"))
+    state |= {"weight_scale": scale, "weight_zero_point": zero}
+    compressor = BaseCompressor.get_value_from_registry(form)
+    written = compressor.compress(state, QuantizationScheme(targets=[], weights=args, format=form))
+    q = unpack_fp4_from_uint8(written["weight_packed"], n, k, dtype=torch.float32)
+    scale = compressor._decompress_scale(written["weight_scale"], torch.float32)
+    whole = written.get("weight_global_scale")
+    return written, dequantize(q, scale, args=args, global_scale=whole, dtype=torch.float32).T
+
+
+def modelopt(generator, *, n=24, k=64):
+    """Write a layer of NVFP4 by Model Optimizer."""
+    import torch
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+
+    w = weights(generator, n, k) * torch.exp2(torch.arange(n) % 7 - 5)[:, None]
+    q, scale, second = NVFP4QTensor.quantize(w.clone(), 16)
+    how = {"scale": scale, "double_scale": second, "block_sizes": {-1: 16}}
+    tensors = {"weight": q._quantized_data, "weight_scale": scale, "weight_scale_2": second}
+    return tensors, q.dequantize(dtype=torch.float32, **how).T
 
 
 def compressed_tensors_order(generator, *, n=16, k=64, group=32, bits=4):
@@ -294,6 +341,11 @@ def _cases() -> dict[str, Case]:
             **kwargs,
         )
 
+    def fp4(form):
+        how = {"form": form}
+        loader = "from_compressed_tensors"
+        return case("compressed_tensors", loader, {}, compressed_tensors_fp4, **how)
+
     packed = functools.partial(compressed, "pack-quantized")
     return {
         "gptqmodel-4-sym-128": gptq(sym=True, group=128, k=256),
@@ -325,6 +377,9 @@ def _cases() -> dict[str, Case]:
         "compressed-tensors-int8": compressed("int-quantized", "channel", bits=8),
         "compressed-tensors-int8-asym": compressed("int-quantized", "channel", bits=8, sym=False),
         "compressed-tensors-int8-tensor": compressed("int-quantized", "tensor", bits=8),
+        "compressed-tensors-nvfp4": fp4("nvfp4-pack-quantized"),
+        "compressed-tensors-mxfp4": fp4("mxfp4-pack-quantized"),
+        "modelopt-nvfp4": case("modelopt", "from_modelopt", {}, modelopt),
     }
 
 
@@ -340,9 +395,6 @@ def _refused() -> dict[str, Case]:
     return {
         "bitsandbytes-int8": case("bitsandbytes", "from_bitsandbytes", bitsandbytes_int8),
         "compressed-tensors-float8": compressed(form="float-quantized", strategy="channel", bits=8),
-        "compressed-tensors-nvfp4": compressed(
-            form="nvfp4-pack-quantized", strategy="tensor_group", group=16
-        ),
     }
 
 
