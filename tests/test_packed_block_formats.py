@@ -273,45 +273,44 @@ def test_several_devices(axis_type, rows):
     check(x_bar, np.ones((rows, 64)), expected.T)
 
 
-FALLBACKS = {
-    "no kernel takes block scales of float8_e8m0fnu": Case(
-        4, 32, 64, 32, "float4_e2m1fn", scale="f8e8m0fnu"
-    ),
-    "no kernel takes block scales of float8_e4m3fn": Case(
-        4, 32, 64, 16, "float4_e2m1fn", scale="f8e4m3fn", columns=True
-    ),
-    "no kernel takes groups of 16 rows": Case(4, 32, 64, 16, "int4"),
-    "no kernel takes column scales": Case(4, 32, 64, 32, "int4", columns=True),
+BY_KERNELS = {
+    "mxfp4": Case(4, 32, 64, 32, "float4_e2m1fn", scale="f8e8m0fnu"),
+    "nvfp4": Case(4, 32, 64, 16, "float4_e2m1fn", scale="f8e4m3fn", columns=True),
+    "groups of 16": Case(4, 32, 64, 16, "int4"),
+    "column scales": Case(4, 32, 64, 32, "int4", columns=True),
 }
 
 
-@pytest.mark.parametrize("why", FALLBACKS)
-def test_fallbacks_have_a_reason(why):
-    w = FALLBACKS[why].weight
-    few, many = (jax.ShapeDtypeStruct((rows, 64), BF16) for rows in (4, 600))
+@pytest.mark.parametrize("name", BY_KERNELS)
+def test_kernels_are_selected(name):
+    w = BY_KERNELS[name].weight
+    few, many = (jax.ShapeDtypeStruct((rows, 64), BF16) for rows in (4, 6000))
 
     def calls(f, x):
         return jax_tcgemm.explain(f, x, platform="cuda")
 
     (call,) = calls(lambda x: jax_tcgemm.matmul(x, w), few)
-    assert (call.implementation, call.problem) == ("xla", None)
-    assert why in call.why
+    assert (call.implementation, call.problem.kind) == ("packed", "packed")
     (call,) = calls(lambda x: jax_tcgemm.linear(x, w, activation="silu"), few)
-    assert call.implementation == "xla"
-    assert why in call.why
+    assert call.implementation == "packed"
     weight, product = calls(lambda x: jax_tcgemm.matmul(x, w), many)
-    assert weight.implementation == "xla"
-    assert why in weight.why
+    assert (weight.implementation, weight.problem.form) == ("packed", "weight")
     assert product.problem.kind == "gemm"
     experts = stack_packed([w, w])
     (call,) = calls(lambda x: jax_tcgemm.ragged_dot(x, experts, jnp.array([2, 2])), few)
-    assert why in call.why
-    with pytest.raises(ValueError, match=f"implementation='packed': packed cannot run this: {why}"):
-        calls(lambda x: jax_tcgemm.matmul(x, w, implementation="packed"), few)
+    assert (call.implementation, call.problem.form) == ("packed", "grouped")
+
+
+def test_kernels_that_keep_accumulators_of_a_group_take_no_groups_of_16():
+    w = BY_KERNELS["nvfp4"].weight
+    x = jax.ShapeDtypeStruct((40, 64), BF16)
+    how = {"implementation": "packed", "config": "w128x64_c1"}
+    with pytest.raises(ValueError, match="w128x64_c1 has no accumulators for groups of 16 rows"):
+        jax_tcgemm.explain(lambda x: jax_tcgemm.matmul(x, w, **how), x, platform="cuda")
 
 
 def test_the_problem_names_its_arrays():
-    problem = FALLBACKS["no kernel takes block scales of float8_e4m3fn"].problem
+    problem = BY_KERNELS["nvfp4"].problem
     attributes = problem.attributes()
     assert (attributes["scale"], attributes["column_scales"]) == ("f8e4m3fn", True)
     assert str(problem) == ("4x32x64 bf16 by a table of 4 in groups of 16 with column scales->f32")
