@@ -234,13 +234,13 @@ CASES = {
         ),
     ),
     "dequantizing": ("d128x128_c2", Call(Exact(70, 144, 576, 32), everything, ALL)),
-    "dequantizing reductions": ("d128x128_m2", Call(Exact(100, 160, 256), reductions, BIAS)),
+    "dequantizing reductions": ("d128x128_c1", Call(Exact(100, 160, 256), reductions, BIAS)),
     "dequantizing gated": (
         "d128x160_c1",
         Call(Exact(140, 288, 192, 64, "int4", zeros=True), gate, GATE, gated=True),
     ),
     "dequantizing gated experts": (
-        "d128x128_m2",
+        "d128x128_c1",
         Call(
             Exact(100, 288, 256, 64, "int4", zeros=True, sizes=(9, 66, 0, 3), offset=1, experts=3),
             *(gate_by_expert, GATE_BY_EXPERT, True),

@@ -16,8 +16,7 @@ RING = ("d128x128_c1", Case(130, 208, 648, None, "int4"))  # six stages, used se
 SPLIT = ("d128x128_c2", Case(40, 144, 448, 64, "int4", zeros=True))
 TABLE = ("d128x128_c1", Case(9, 40, 256, 32, "nf4", scale="f32"))
 COLUMNS = ("d128x160_c1", Case(100, 136, 264, None, "uint8", zeros=True, x="f16", out="bf16"))
-# The last CTA has no columns, and multiplies x for the other one all the same.
-SHARED = ("d128x192_m2", Case(150, 272, 576, 32, "int8"))
+BYTES = ("d128x192_c1", Case(150, 144, 576, 32, "int8"))
 FP4 = (
     "d128x64_c1",
     Case(40, 144, 272, 16, "float4_e2m1fn", scale="f8e4m3fn", columns=True),
@@ -29,7 +28,7 @@ CASES = [
     ("d128x128_c1", Case(70, 80, 288, 32, "float4_e2m1fn", scale="f8e8m0fnu", x="f16")),
     ("d128x64_c2", Case(50, 80, 272, 16, "uint8", zeros=True, scale="f16", x="f16")),
     (
-        "d128x64_m2",
+        "d128x64_c1",
         Case(
             90,
             80,
@@ -46,10 +45,10 @@ CASES = [
     SPLIT,
     TABLE,
     COLUMNS,
-    SHARED,
-    ("d128x64_m2", Case(100, 264, 256, 32, "uint4", zeros=True, scale="f16", x="f16")),
+    BYTES,
+    ("d128x64_c4", Case(100, 136, 520, 32, "uint4", zeros=True, scale="f16", x="f16")),
     ("d128x256_c1", Case(200, 128, 256, 128, "int4", out="bf16")),
-    ("d128x224_m2", Case(210, 128, 192, 64, "uint8", zeros=True, scale="f32", out="f16")),
+    ("d128x224_c1", Case(210, 128, 192, 64, "uint8", zeros=True, scale="f32", out="f16")),
     (
         "d128x128_c1",
         Case(90, 80, 256, 128, "uint4", zeros=True, sizes=(3, 0, 70, 1, 8), offset=1, experts=3),
@@ -77,7 +76,7 @@ MISTAKES = [
     Mistake(KERNEL, "blocks_of_k_exchanged", "x + (kBlockK * sizeof(X) >> 4)", "x", SPLIT),
     Mistake(KERNEL, "steps_exchanged", "x + step * (32 >> 4)", "x + (1 - step) * 2", SPLIT),
     Mistake(KERNEL, "scales_of_columns_exchanged", "p % 2", "1 - p % 2", SPLIT),
-    Mistake(KERNEL, "pieces_exchanged", "block * kPieceBytes", "(1 - block) * kPieceBytes", SHARED),
+    Mistake(KERNEL, "pieces_exchanged", "block * kPieceBytes", "(1 - block) * kPieceBytes", BYTES),
     Mistake(KERNEL, "halves_of_a_piece_exchanged", "block * 8", "(1 - block) * 8", SPLIT),
     Mistake(KERNEL, "group_of_another_block", "group", "0", TABLE),
     Mistake(KERNEL, "zeros_of_the_next_column", "lane_ / 4 * 4", "(lane_ / 4 ^ 1) * 4", SPLIT),
@@ -96,8 +95,7 @@ MISTAKES = [
         "weight_tile(tile() ^ 1)",
         FP4,
     ),
-    Mistake(BLOCK, "group_of_another_stage", "stage * kStageK / Weight::kGroup", "stage", SHARED),
-    Mistake(BLOCK, "rows_of_x_exchanged", "half * kRows", "(1 - half) * kRows", SHARED),
+    Mistake(BLOCK, "group_of_another_stage", "stage * kStageK / Weight::kGroup", "stage", BYTES),
 ]
 
 

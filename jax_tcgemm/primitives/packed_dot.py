@@ -49,10 +49,9 @@ from jax_tcgemm.sharding import partitioning, ragged_division, shardings
 from jax_tcgemm.sharding.layout import Layout
 from jax_tcgemm.system.jax_internals import ad, batching, like, register_jet, xla, zero_tangent
 
-# Of more, the weight is written as an array once, and multiplied by the kernels of plain products:
-# those of packed weights read and convert all of it for every 32, or 64 to 128. Groups have so many
-# on average.
-MOST_ROWS = 512
+# Of more rows, the weight is written as an array once, and multiplied by the kernels of plain
+# products, which overlap their epilogues. Groups have so many rows on average.
+MOST_ROWS = 2048
 # So few in 8 bits are multiplied in 16: reading the weight takes the time.
 FEW_ROWS = 32
 E4M3 = np.dtype(jnp.float8_e4m3fn)

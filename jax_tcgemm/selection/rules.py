@@ -1,6 +1,7 @@
 """What runs a problem where neither a table nor a model says: rules made of measurements."""
 
 import math
+import sys
 
 from jax_tcgemm.problem.blas import BlasProblem
 from jax_tcgemm.problem.blas_call import DEFAULT_OPTIONS
@@ -118,16 +119,27 @@ def _is_for_narrow(problem: RaggedProblem, num_sms: int) -> bool:
 _PACKED_RATES = {8: 32.8e3, 16: 26.4e3, 32: 19.5e3}
 
 
+# Rows of a weight from which on XLA's program, which dequantizes the weight once, is faster than
+# kernels that read the weight again for every 32 rows.
+_MOST_NARROW_ROWS = 512
+
+
 def packed_us(problem: PackedProblem, num_sms: int, candidate: Candidate) -> float:
-    """About how long a config takes for a packed weight; infinite for what is none of ours."""
+    """Estimate the time of a config for a packed weight, by which configs are ordered.
+
+    XLA's program, whose time is not known, comes after all kernels with an estimate.
+    """
     if problem.form == "weight":
         return math.inf
     match parse_or_none(candidate.config):
         case PackedConfig() as config:
-            return _narrow_packed_us(problem, num_sms, config)
+            is_long = problem.rows_of_weight > _MOST_NARROW_ROWS
+            return math.inf if is_long else _narrow_packed_us(problem, num_sms, config)
+        case WidePackedConfig(dequantizes=True) as config:
+            return _dequantizing_packed_us(problem, num_sms, config)
         case WidePackedConfig() as config:
             return _wide_packed_us(problem, num_sms, config)
-    return math.inf
+    return sys.float_info.max
 
 
 def _narrow_packed_us(problem: PackedProblem, num_sms: int, config: PackedConfig) -> float:
@@ -183,7 +195,7 @@ def _wide_packed_us(problem: PackedProblem, num_sms: int, config: WidePackedConf
     multicast_size = config.multicast_size
     mean = problem.rows_of_weight
     x_bytes = DTYPES[problem.in_dtype].itemsize
-    if config.dequantizes or (mean < _WIDE_FROM and x_bytes == 2):
+    if mean < _WIDE_FROM and x_bytes == 2:
         return math.inf
     passes, across = -(-mean // rows), problem.weights_read * -(-problem.n // columns)
     blocks = across * passes * cluster
@@ -207,3 +219,45 @@ def _wide_packed_us(problem: PackedProblem, num_sms: int, config: WidePackedConf
     parts = (weight / 3.7e6, from_l2 / (7.3e6 if x_bytes == 2 else 9e6), busiest)
     # Blocks that share wait for each other.
     return _WIDE_LAUNCHES_US + sum(part**4 for part in parts) ** 0.25 + 1.1 * (multicast_size - 1)
+
+
+# Clocks that 64 of K of 128 columns take by rows of the CTA tile, of a CTA that has an SM for
+# itself and of two CTAs that share one.
+_CLOCKS_ALONE = {64: 494, 96: 553, 128: 784, 160: 684, 192: 777, 224: 849, 256: 996}
+_CLOCKS_OF_TWO = {64: 845, 96: 964, 128: 1182}
+# Bytes of an SM's shared memory for each of two CTAs, where all accumulators of a tile have to fit.
+_SHARED_BYTES_OF_TWO = 111 * 1024
+
+
+def _dequantizing_packed_us(
+    problem: PackedProblem, num_sms: int, config: WidePackedConfig
+) -> float:
+    """Estimate kernels that dequantize the weight before they multiply.
+
+    Fitted to every config on an H200 (benchmarks/results/h200-packed_dequantizing_configs.jsonl),
+    of which the selected one is 0.4 % slower than the fastest on average, 10 % at worst.
+    """
+    columns, rows, cluster = config.tile_n, config.tile_m, config.cluster_k
+    mean = problem.rows_of_weight
+    if mean < _WIDE_FROM:
+        return math.inf
+    passes, across = -(-mean // rows), problem.weights_read * -(-problem.n // columns)
+    blocks = across * passes * cluster
+    weight = problem.weights_read * problem.n * problem.k * problem.bits // 8
+    from_l2 = passes * (weight + across * rows * problem.k * 2)
+    stages = math.ceil(math.ceil(problem.k / 64) / cluster)
+    us_per_clock = (1.05 if problem.bits == 8 else 1) / 1700
+    # What a CTA begins and ends with, and what those of a cluster send each other.
+    end = 0.87 + 6.18 * rows / 256 + 0.15 * (cluster - 1) * rows * columns / 1e4
+    alone = stages * _CLOCKS_ALONE[rows] * us_per_clock + end
+    # Of the SMs that a GPC has, not all are in a cluster of four or more.
+    sms = num_sms * (1 if cluster < 4 else 0.965 if cluster < 8 else 0.93)
+    accumulators = rows * 4 * (columns + 4 + (cluster - 1) * columns // cluster)
+    if rows in _CLOCKS_OF_TWO and accumulators <= _SHARED_BYTES_OF_TWO:
+        both = stages * _CLOCKS_OF_TWO[rows] * us_per_clock + end
+        pairs, left = divmod(blocks, 2 * sms)
+        busiest = pairs * both + (0 if not left else alone if left <= sms else both)
+    else:
+        busiest = alone * math.ceil(blocks / sms)
+    parts = (weight / 3.1e6, from_l2 / 7.9e6, busiest)
+    return 1.0 + sum(part**4 for part in parts) ** 0.25
