@@ -240,7 +240,7 @@ def test_packed_weights_are_measured_beside_xla_and_plain_products(suite):
     runner = measure(suites.load_suite(suite).cases)
     assert not runner.wrong
     of_8_bits = [record for record in runner.records if "x of 8 bits" in record["shape"]]
-    assert len(runner.records) - len(of_8_bits) == 8
+    assert len(runner.records) - len(of_8_bits) == 12
     assert len(of_8_bits) == (2 if suite == "smoke_packed" else 0)
     for record in runner.records:
         assert record["implementation"] == "auto"

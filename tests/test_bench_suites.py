@@ -3,13 +3,14 @@
 import sys
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from bench_cases import make_case, make_workload
 from jax import lax
 
-from jax_tcgemm.bench import contenders, reference, suites
+from jax_tcgemm.bench import contenders, packed_formats, reference, suites
 
 
 @pytest.mark.parametrize("name", suites.suite_names())
@@ -137,6 +138,41 @@ def test_malformed_groups_of_grouped_products_are_refused(change, message):
     table = {"description": "", "workload": "ragged", "dtypes": ["bf16"], "groups": [group]}
     with pytest.raises(ValueError, match=message):
         suites.parse_suite("x", table)
+
+
+@pytest.mark.parametrize("workload", ["packed", "packed_grouped"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "mxfp6"}, "format must be one of int, mxfp4, nvfp4, got format='mxfp6'"),
+        ({"format": "mxfp4", "bits": 8}, "bits must be one of 4, got bits=8"),
+        ({"format": "nvfp4", "group": 32}, "group must be one of 16, got group=32"),
+        ({"bits": 3, "group": 0}, "bits must be one of 4, 8, got bits=3"),
+        ({"rows": 1}, "keys of a group of x must be among .*, got rows"),
+    ],
+)
+def test_malformed_groups_of_packed_weights_are_refused(change, message, workload):
+    group = {"n": 16, "k": 64} | change
+    group |= {"m": 8} if workload == "packed" else {"tokens": 8, "groups": 2}
+    table = {"description": "", "workload": workload, "dtypes": ["bf16"], "groups": [group]}
+    with pytest.raises(ValueError, match=message):
+        suites.parse_suite("x", table)
+
+
+@pytest.mark.parametrize(
+    "group",
+    [{"bits": 4, "group": 0}, {"bits": 8, "group": 64}, {"format": "mxfp4"}, {"format": "nvfp4"}],
+    ids=["int4", "int8", "mxfp4", "nvfp4"],
+)
+def test_drawn_weights_are_of_order_1_and_equal_those_of_the_peer(group):
+    (form,) = packed_formats.weight_formats(group, 256)
+    drawn = form.draw(jax.random.key(0), (256, 48), jnp.bfloat16)
+    w = form.pack(drawn).dequantize(jnp.bfloat16)
+    of_peer = form.dequantize(form.typed(drawn), jnp.bfloat16)
+    np.testing.assert_allclose(
+        np.float32(w), np.float32(of_peer), rtol=2**-7 if drawn.column_scale is not None else 0
+    )
+    assert 0.5 < float(jnp.std(w.astype(jnp.float32))) * 16 < 2
 
 
 @pytest.mark.parametrize(

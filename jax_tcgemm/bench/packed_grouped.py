@@ -2,9 +2,10 @@
 
 A group has these keys::
 
-    tokens, groups, n, k, bits, group    0: scales of whole columns; each may be a list
-    alpha                                of the sizes of groups, as of the workload `ragged`
-    configs                              of the kernel, to be measured by name, too
+    tokens, groups, n, k     each may be a list
+    format, bits, group      of the weights; see `packed_formats`
+    alpha                    of the sizes of groups, as of the workload `ragged`
+    configs                  of the kernel, to be measured by name, too
 
 `auto` is `ragged_dot` by packed weights, `xla` JAX's by the same weights in x's dtype, dequantised
 before, and `plain` ours by those. The least time is that of the bytes: of x, of the packed weights
@@ -24,33 +25,32 @@ from jax import lax
 import jax_tcgemm
 from jax_tcgemm.bench import reference
 from jax_tcgemm.bench.grouped import Grouped
+from jax_tcgemm.bench.packed_formats import WeightFormat, weight_formats
 from jax_tcgemm.bench.ragged import group_sizes
-from jax_tcgemm.bench.workload import Workload, check_keys, check_value, listed
+from jax_tcgemm.bench.workload import Workload, check_keys, listed
 
 
 def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
     """The workloads of one group; see the module's documentation.
 
     Raises:
-      ValueError: for an unknown key or number of bits.
+      ValueError: for an unknown key, format or number of bits.
     """
-    keys = ("tokens", "groups", "n", "k", "bits", "group")
-    check_keys(f"a group of {suite}", group, ("name", "alpha", "configs", *keys))
-    for tokens, groups, n, k, bits, size in itertools.product(*(listed(group[x]) for x in keys)):
-        check_value("bits", bits, (4, 8))
+    keys, optional = ("tokens", "groups", "n", "k"), ("name", "alpha", "configs")
+    check_keys(f"a group of {suite}", group, (*optional, *keys, "format", "bits", "group"))
+    for tokens, groups, n, k in itertools.product(*(listed(group[x]) for x in keys)):
         sizes = group_sizes(tokens, groups, group.get("alpha", 4.0))
-        of = Grouped(f"int{bits}", dtype, sizes, tokens, groups, n, k)
-        label, configs = group.get("name", ""), group.get("configs", [])
-        yield _workload(suite, label, of, bits, size or k, configs)
+        for form in weight_formats(group, k):
+            of = Grouped(form.name, dtype, sizes, tokens, groups, n, k)
+            yield _workload(suite, group.get("name", ""), of, form, group.get("configs", []))
 
 
-def _workload(suite, label, of: Grouped, bits: int, size: int, configs) -> Workload:
+def _workload(suite, label, of: Grouped, form: WeightFormat, configs) -> Workload:
     tokens, groups, n, k, element_type = of.tokens, of.groups, of.n, of.k, of.element_type
 
     def draw_one(key):
         """An expert's weight: packed, and as an array."""
-        q, scale = reference.random_quantized(key, (k, n), bits, size, element_type)
-        w = jax_tcgemm.pack_weights(q, scale, group_size=size, dtype=of.kind)
+        w = form.pack(form.draw(key, (k, n), element_type))
         return w, w.dequantize(element_type)
 
     # One after the other, for what packing takes would not fit beside all of them.
@@ -60,45 +60,42 @@ def _workload(suite, label, of: Grouped, bits: int, size: int, configs) -> Workl
 
     def draw(key):
         of_x, of_w = jax.random.split(key)
-        weights = jax.tree.leaves(draw_weights(of_w))
+        packed, w = draw_weights(of_w)
         x = reference.random(of_x, (tokens, k), element_type)
-        return x, *weights, jnp.asarray(of.group_sizes, jnp.int32)
+        return x, w, jnp.asarray(of.group_sizes, jnp.int32), *jax.tree.leaves(packed)
 
     key = jax.eval_shape(functools.partial(jax.random.key, impl="rbg"), 0)
     example, wide = jax.eval_shape(draw_weights, key)
-    sizes_type = jax.ShapeDtypeStruct((groups,), jnp.int32)
+    leaves, structure = jax.tree.flatten(example)
     operands = (
         jax.ShapeDtypeStruct((tokens, k), element_type),
-        *jax.tree.leaves(example),
         wide,
-        sizes_type,
+        jax.ShapeDtypeStruct((groups,), jnp.int32),
+        *leaves,
     )
 
-    def packed_of(values, scales):
-        return jax.tree.unflatten(jax.tree.structure(example), (values, scales))
+    def ours(x, w, sizes, *leaves, **how):
+        return jax_tcgemm.ragged_dot(x, jax.tree.unflatten(structure, leaves), sizes, **how)
 
-    def ours(x, values, scales, w, sizes, **how):
-        return jax_tcgemm.ragged_dot(x, packed_of(values, scales), sizes, **how)
-
-    def exact(x, values, scales, w, sizes):
+    def exact(x, w, sizes, *leaves):
         def product(x, group):
-            own = packed_of(values[group], scales[group])
+            own = jax.tree.unflatten(structure, [x[group] for x in leaves])
             return jnp.matmul(x, own.dequantize(x.dtype), precision="highest")
 
         return reference.rows_of_groups(product, of.group_sizes, x, jnp.arange(groups))
 
-    peers = {"plain": lambda x, values, scales, w, sizes: jax_tcgemm.ragged_dot(x, w, sizes)}
+    peers = {"plain": lambda x, w, sizes, *_: jax_tcgemm.ragged_dot(x, w, sizes)}
     if of.fits_xla(k):
-        peers["xla"] = lambda x, values, scales, w, sizes: lax.ragged_dot(x, w, sizes)
-    packed_bytes = sum(x.size for x in jax.tree.leaves(example))
+        peers["xla"] = lambda x, w, sizes, *_: lax.ragged_dot(x, w, sizes)
+    packed_bytes = sum(x.size for x in leaves)
     return Workload(
         suite=suite,
         label=label,
         dtype=of.dtype,
-        shape=f"{tokens}×{n}×{k}, {groups} groups, {of.kind} in groups of {size}",
+        shape=f"{tokens}×{n}×{k}, {groups} groups, {of.kind} in groups of {form.group}",
         sizes={
             **{"tokens": tokens, "groups": groups, "n": n, "k": k},
-            **{"bits": bits, "group": size},
+            **{"bits": form.bits, "group": form.group},
         },
         operands=operands,
         ours={"auto": ours}
@@ -113,5 +110,5 @@ def _workload(suite, label, of: Grouped, bits: int, size: int, configs) -> Workl
         flops=2 * tokens * n * k,
         least_bytes=packed_bytes // groups * of.used + 2 * tokens * (k + n),
         draw=draw,
-        kept=(1, 2, 3),
+        kept=tuple(range(1, 3 + len(leaves))),
     )

@@ -111,7 +111,7 @@ def check_value(name: str, value, known: Iterable[str]) -> None:
     known = tuple(known)
     if value not in known:
         raise ValueError(
-            f"bench: {name} must be one of {', '.join(known)}, got {name}={value!r}; "
+            f"bench: {name} must be one of {', '.join(map(str, known))}, got {name}={value!r}; "
             "python -m jax_tcgemm bench --list shows the suites"
         )
 

@@ -1,0 +1,106 @@
+"""Formats of the weights that the workloads `packed` and `packed_grouped` multiply by.
+
+A group of such a suite has these keys::
+
+    format         "int", where it is left out, "mxfp4" or "nvfp4"; may be a list
+    bits, group    of integers; 0: scales of whole columns; each may be a list. MXFP4 and NVFP4 have
+                   sizes of their own
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import jax_tcgemm
+from jax_tcgemm.bench import reference
+from jax_tcgemm.bench.workload import check_value, listed
+
+_FLOAT4 = "float4_e2m1fn"
+# Rows that share a scale.
+_GROUPS = {"mxfp4": 32, "nvfp4": 16}
+# Root mean square of the numbers of float4_e2m1fn.
+_FLOAT4_SIZE = 2.93
+
+
+class Drawn(NamedTuple):
+    """Operands of `pack_weights`; `column_scale` is None except for NVFP4."""
+
+    q: jax.Array
+    scale: jax.Array
+    column_scale: jax.Array | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightFormat:
+    """The format of a weight: its name, bits of an element, rows that share a scale."""
+
+    name: str
+    bits: int
+    group: int
+
+    @property
+    def qtype(self) -> str:
+        """What `pack_weights` calls the elements."""
+        return _FLOAT4 if self.name in _GROUPS else self.name
+
+    def draw(self, key: jax.Array, shape: tuple[int, ...], dtype) -> Drawn:
+        """Random elements of a weight [k, ...], and scales by which products are of order 1."""
+        k, *columns = shape
+        if self.qtype != _FLOAT4:
+            return Drawn(*reference.random_quantized(key, shape, self.bits, self.group, dtype))
+        of_q, of_scale = jax.random.split(key)
+        q = jax.random.bits(of_q, shape, jnp.uint8) >> 4
+        size, shape = k**-0.5 / _FLOAT4_SIZE, (k // self.group, *columns)
+        if self.name == "mxfp4":
+            exponent = 127 + int(np.floor(np.log2(size)))
+            scale = jax.random.randint(of_scale, shape, exponent, exponent + 2).astype(jnp.uint8)
+            return Drawn(q, lax.bitcast_convert_type(scale, jnp.float8_e8m0fnu))
+        scale = jax.random.uniform(of_scale, shape, jnp.float32, 64, 192)
+        return Drawn(q, scale.astype(jnp.float8_e4m3fn), jnp.float32(size / 128))
+
+    def pack(self, drawn: Drawn) -> jax_tcgemm.PackedWeight:
+        """The packed weight."""
+        how = {"group_size": self.group, "dtype": self.qtype, "column_scale": drawn.column_scale}
+        return jax_tcgemm.pack_weights(drawn.q, drawn.scale, **how)
+
+    def typed(self, drawn: Drawn) -> Drawn:
+        """The same with elements in a dtype that XLA multiplies."""
+        if self.qtype != _FLOAT4:
+            return drawn._replace(q=drawn.q.astype(self.qtype))
+        codes = drawn.q.astype(jnp.uint4)
+        return drawn._replace(q=lax.bitcast_convert_type(codes, jnp.float4_e2m1fn))
+
+    def dequantize(self, typed: Drawn, dtype) -> jax.Array:
+        """The weight of shape (k, n) in a dtype, as one writes it."""
+        q, scale = typed.q.astype(dtype), typed.scale.astype(dtype)
+        w = q.reshape(len(scale), -1, *scale.shape[1:]) * scale[:, None]
+        if typed.column_scale is not None:
+            w = (w * typed.column_scale).astype(dtype)
+        return w.reshape(q.shape)
+
+
+def weight_formats(group: dict, k: int) -> list[WeightFormat]:
+    """The formats of weights of k rows that a suite's group names.
+
+    Raises:
+      ValueError: for an unknown format, number of bits or group size.
+    """
+    found = []
+    for name in listed(group.get("format", "int")):
+        check_value("format", name, ("int", *_GROUPS))
+        if name in _GROUPS:
+            for key, own in (("bits", 4), ("group", _GROUPS[name])):
+                check_value(key, group.get(key, own), (own,))
+            found.append(WeightFormat(name, 4, _GROUPS[name]))
+            continue
+        for bits, size in itertools.product(listed(group["bits"]), listed(group["group"])):
+            check_value("bits", bits, (4, 8))
+            found.append(WeightFormat(f"int{bits}", bits, size or k))
+    return found
