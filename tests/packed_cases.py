@@ -65,6 +65,10 @@ class Case:
         return (len(self.sizes) if self.experts is None else self.experts) or 1
 
     @property
+    def is_float4(self):
+        return self.qtype == "float4_e2m1fn"
+
+    @property
     def coding(self):
         return CODINGS["table" if self.qtype in TABLES else self.qtype]
 
@@ -182,7 +186,8 @@ class Case:
             bits=coding.bits,
             zero=0 if self.zeros or is_table else coding.offset,
             zero_points=self.zeros,
-            table=is_table,
+            table=is_table and not self.is_float4,
+            float4=self.is_float4,
             scale=self.scale,
             in_dtype=self.x,
             out_dtype=self.out,
@@ -221,7 +226,7 @@ class Case:
             found["zero_points"] = np.asarray(w.zero_points)
         if w.column_scales is not None:
             found["column_scales"] = np.asarray(w.column_scales)
-        if w.format.table is not None:
+        if w.format.has_lookup:
             found["table"] = np.array(w.format.table, np.float32)
         if self.sizes:
             found["group_sizes"], found["group_offset"] = self.groups

@@ -313,5 +313,5 @@ def test_the_problem_names_its_arrays():
     problem = BY_KERNELS["nvfp4"].problem
     attributes = problem.attributes()
     assert (attributes["scale"], attributes["column_scales"]) == ("f8e4m3fn", True)
-    assert str(problem) == ("4x32x64 bf16 by a table of 4 in groups of 16 with column scales->f32")
+    assert str(problem) == ("4x32x64 bf16 by float4 in groups of 16 with column scales->f32")
     assert problem.bytes == 32 * (64 // 2 + 64 // 16 + 4) + 4 * 64 * 2 + 4 * 32 * 4

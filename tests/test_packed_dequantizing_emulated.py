@@ -46,7 +46,7 @@ CASES = [
     TABLE,
     COLUMNS,
     BYTES,
-    ("d128x64_c4", Case(100, 136, 520, 32, "uint4", zeros=True, scale="f16", x="f16")),
+    ("d128x64_c4", Case(100, 136, 544, 32, "uint4", zeros=True, scale="f16", x="f16")),
     ("d128x256_c1", Case(200, 128, 256, 128, "int4", out="bf16")),
     ("d128x224_c1", Case(210, 128, 192, 64, "uint8", zeros=True, scale="f32", out="f16")),
     (

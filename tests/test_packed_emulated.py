@@ -114,6 +114,8 @@ MISTAKES = [
     Mistake(PIECES, "byte_of_the_table", "9", "17", TABLE),
     Mistake(KERNEL, "first_group_of_a_block", "lane_ % 4 / 2", "0", FP4),
     Mistake(KERNEL, "scales_of_fragments_exchanged", "p % 2", "1 - p % 2", FP4),
+    Mistake(PIECES, "magnitudes_of_float4", "kShift - 4 * p", "kShift - 4", FP4),
+    Mistake(PIECES, "signs_of_float4", "12 - 4 * p", "8", FP4),
     Mistake(PIECES, "column_scales_exchanged", "i % 4 < 2", "i % 4 >= 2", FP4),
     Mistake(
         KERNEL,

@@ -10,10 +10,11 @@
 //            with the rows.
 //
 // or, of x in float8_e4m3fn, with a factor for each row, row_scales[m], that the sum is multiplied by before it is
-// rounded; or, where integers stand for the values of a table, with table[u[k,n]] in place of the difference. X and D
-// are packed row-major. D and more results may be what a function makes of a product, or, of a gated one, of its first
-// half of columns and its second; of experts its inner batch level is the expert, by its number in the call, and no
-// result is reduced. The weight lies in tiles of 16 columns, which fill D's columns up:
+// rounded; or, where integers stand for the values of a table, with table[u[k,n]] in place of the difference, or where
+// they are the bits of float4_e2m1fn, with its value. X and D are packed row-major. D and more results may be what a
+// function makes of a product, or, of a gated one, of its first half of columns and its second; of experts its inner
+// batch level is the expert, by its number in the call, and no result is reduced. The weight lies in tiles of 16
+// columns, which fill D's columns up:
 //
 //   values       (n / 16, pieces, 512) bytes, a piece 64 rows of 4 bits or 32 rows of 8 bits
 //   scales       (n / 16, groups, 16), columns g and g + 8 side by side
@@ -49,6 +50,7 @@ struct PackedProblem {
   bool zero_points;    // whether every group and column has its own
   bool column_scales;  // whether every column has a scale beside those of its groups
   bool table;
+  bool float4;      // whether integers are the bits of float4_e2m1fn
   bool row_scales;  // whether each row of X has a factor
   DType scale;
   DType in;                // of X; of a weight that of D
@@ -80,6 +82,7 @@ void visit_fields(PackedProblem& p, Visit&& visit) {
   visit("zero_points", p.zero_points);
   visit("column_scales", p.column_scales);
   visit("table", p.table);
+  visit("float4", p.float4);
   visit("row_scales", p.row_scales);
   visit("scale", p.scale);
   visit("experts", p.experts);

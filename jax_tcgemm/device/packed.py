@@ -89,4 +89,4 @@ def _operands(w: PackedWeight) -> list[jax.Array]:
 
 def table_of(form: PackedFormat) -> list[jax.Array]:
     """The operand that comes after the arrays of a weight, if there is one."""
-    return [] if form.table is None else [jnp.asarray(np.array(form.table, np.float32))]
+    return [] if not form.has_lookup else [jnp.asarray(np.array(form.table, np.float32))]

@@ -52,15 +52,15 @@ def weight_of(arrays, form: PackedFormat) -> PackedWeight:
 
 def problem_of(tiles: int, packed: PackedFormat, **own) -> PackedProblem:
     """What is the same of every problem with a weight; `own` are the fields that are not."""
-    is_table = packed.table is not None
     return PackedProblem(
         n=tiles * TILE,
         k=packed.k,
         group_size=packed.group_size,
         bits=packed.coding.bits,
-        zero=0 if packed.has_zero_points or is_table else packed.coding.offset,
+        zero=0 if packed.has_zero_points or packed.table is not None else packed.coding.offset,
         zero_points=packed.has_zero_points,
-        table=is_table,
+        table=packed.has_lookup,
+        float4=packed.is_float4,
         scale=SCALE_DTYPE_NAMES[np.dtype(packed.scale_dtype)],
         column_scales=packed.has_column_scales,
         **own,

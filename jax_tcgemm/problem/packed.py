@@ -37,6 +37,7 @@ class PackedProblem:
       out_dtype: dtype of D.
       experts: weights that the call has; 1 unless grouped.
       num_sizes: length of group_sizes, of all experts there are; 0 unless grouped.
+      float4: whether integers are the bits of float4_e2m1fn.
       column_scales: whether each column has a float32 scale beside the block scales.
       gated: the function is of both halves of the columns; of products only.
       function: what follows the product, of products only; None: nothing. Its inner batch level is
@@ -58,6 +59,7 @@ class PackedProblem:
     experts: int = 1
     num_sizes: int = 0
     column_scales: bool = False
+    float4: bool = False
     gated: bool = False
     function: Function | None = None
 
@@ -118,7 +120,7 @@ class PackedProblem:
         return product + self.function.bytes(1, self.experts, self.m, self.d_columns)
 
     def __str__(self) -> str:
-        kind = "a table of " if self.table else "int"
+        kind = "a table of " if self.table else "float" if self.float4 else "int"
         extras = ["zero points"] * self.zero_points + ["column scales"] * self.column_scales
         extras = f" with {' and '.join(extras)}" if extras else ""
         weight = f"{kind}{self.bits} in groups of {self.group_size}{extras}->{self.out_dtype}"

@@ -104,6 +104,16 @@ class PackedFormat:
     has_column_scales: bool = False
 
     @property
+    def is_float4(self) -> bool:
+        """Whether integers are the bits of float4_e2m1fn, which kernels convert by arithmetic."""
+        return self.table == E2M1
+
+    @property
+    def has_lookup(self) -> bool:
+        """Whether kernels look integers up in a table."""
+        return self.table is not None and not self.is_float4
+
+    @property
     def coding(self) -> Coding:
         """How integers are stored."""
         return CODINGS[self.qtype]
@@ -270,7 +280,7 @@ def _packed_values(u, form: PackedFormat):
     if form.coding.bits == 4:
         # A word is a step; its nibbles are pairs of a0 to a3, apart by 16 bits, which are converted
         # together, or of a table side by side, as which they are looked up.
-        nibbles = (h, r, e) if form.table is not None else (e, h, r)
+        nibbles = (h, r, e) if form.has_lookup else (e, h, r)
         u = jnp.transpose(u, (tile, chunk, g, c, b, s, *nibbles))
         u = u[..., 0] | u[..., 1] << 4
     else:
@@ -308,7 +318,7 @@ def integers(values, form: PackedFormat) -> jax.Array:
     if form.coding.bits == 4:
         u = jnp.stack((values & 15, values >> 4), -1).reshape(tiles, chunks, 8, 4, 2, 2, 2, 2, 2)
         tile, chunk, g, c, b, s, *nibbles = range(9)
-        h, r, e = nibbles if form.table is not None else (*nibbles[1:], nibbles[0])
+        h, r, e = nibbles if form.has_lookup else (*nibbles[1:], nibbles[0])
     else:
         u = values.reshape(tiles, chunks, 2, 8, 4, 2, 2, 2, 2)
         tile, chunk, b, g, c, s, h, e, r = range(9)

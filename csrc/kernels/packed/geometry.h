@@ -42,7 +42,7 @@ struct Tile {
 // Of a weight; group 0: whole columns.
 struct Format {
   int bits, group;
-  bool zero_points, table;
+  bool zero_points, table, float4;
   int scale_bytes;
 };
 

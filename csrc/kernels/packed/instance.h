@@ -21,7 +21,8 @@ inline std::string weight_text(const Types& types) {
   const auto flag = [](bool value) { return std::string(value ? "true, " : "false, "); };
   const Format& format = types.format;
   return "tcgemm::packed::Weight<" + numbers_text({format.bits, format.group}) + flag(format.zero_points) +
-         numbers_text({types.zero}) + flag(format.table) + element_text(types.scale) + ">, " + element_text(types.x);
+         numbers_text({types.zero}) + flag(format.table) + flag(format.float4) + element_text(types.scale) + ">, " +
+         element_text(types.x);
 }
 
 // The epilogue's type; Bare if there is no function.

@@ -77,6 +77,33 @@ __device__ __forceinline__ void convert_4_bits(uint32_t word, const uint32_t (&z
   for (int p = 0; p < 4; ++p) a[p] = subtract<X>(ptx::lop3_and_or(word >> 4 * p, 0x000F000Fu, kMagic), zeros[p % 2]);
 }
 
+// Four pairs of float4_e2m1fn, which lie as integers of 4 bits do: a sign and three bits of an exponent and a mantissa,
+// which are those of the same number times 2^-126 (bf16) or 2^-14 (f16).
+template <typename X>
+__device__ __forceinline__ void convert_float4(uint32_t word, uint32_t (&a)[4]) {
+  constexpr bool kIsHalf = std::is_same_v<X, __half>;
+  constexpr uint32_t kMask = kIsHalf ? 0x0E000E00u : 0x01C001C0u, kFactor = kIsHalf ? 0x74007400u : 0x7E807E80u;
+  constexpr int kShift = kIsHalf ? 9 : 6;
+  Pair<X> factor;
+  memcpy(&factor, &kFactor, 4);
+#pragma unroll
+  for (int p = 0; p < 4; ++p) {
+    // mutant: magnitudes_of_float4
+    const uint32_t magnitude = 4 * p <= kShift ? word << (kShift - 4 * p) : word >> (4 * p - kShift);
+    // mutant: signs_of_float4
+    const uint32_t bits = ptx::lop3_and_or(word << (12 - 4 * p), 0x80008000u, magnitude & kMask);
+    Pair<X> pair;
+    memcpy(&pair, &bits, 4);
+    pair = __hmul2(pair, factor);
+    memcpy(&a[p], &pair, 4);
+  }
+}
+
+// The value of one.
+__device__ __forceinline__ float float4_value(uint32_t bits) {
+  return __uint_as_float((bits & 8) << 28 | (bits & 7) << 22) * 0x1p126f;
+}
+
 // Of four integers t, one in each byte, t - 2^kBit, which is 16 - 2^kBit at most, as e4m3 of kFloat8Unit: its size and
 // a sign. Bits above kBit are not looked at.
 template <int kBit>
@@ -164,12 +191,12 @@ __device__ __forceinline__ float float_of(Scale scale) {
 }
 
 // A weight's format as a type. kGroup 0: whole columns; kZero: of all, where there are no zero points.
-template <int kBits_, int kGroup_, bool kZeroPoints_, int kZero_, bool kTable_, typename Scale_>
+template <int kBits_, int kGroup_, bool kZeroPoints_, int kZero_, bool kTable_, bool kFloat4_, typename Scale_>
 struct Weight {
   using Scale = Scale_;
   static constexpr int kBits = kBits_, kGroup = kGroup_, kZero = kZero_;
-  static constexpr bool kZeroPoints = kZeroPoints_, kTable = kTable_;
-  static constexpr Format kFormat{kBits_, kGroup_, kZeroPoints_, kTable_, static_cast<int>(sizeof(Scale_))};
+  static constexpr bool kZeroPoints = kZeroPoints_, kTable = kTable_, kFloat4 = kFloat4_;
+  static constexpr Format kFormat{kBits_, kGroup_, kZeroPoints_, kTable_, kFloat4_, static_cast<int>(sizeof(Scale_))};
   static_assert(kGroup == 0 || (kGroup >= 16 && kWarpK % kGroup == 0), "a warp's part of a stage has whole groups");
 };
 
@@ -185,11 +212,13 @@ template <typename Weight, typename X>
 __device__ __forceinline__ void convert_step(const uint32_t (&words)[4], int step, const uint32_t (&zeros)[2],
                                              uint32_t table, uint32_t (&a)[4]) {
   if constexpr (kIsFloat8<X>) {
-    static_assert(Weight::kBits == 4 && !Weight::kTable, "differences of 4 bits are exact");
+    static_assert(Weight::kBits == 4 && !Weight::kTable && !Weight::kFloat4, "differences of 4 bits are exact");
     const uint32_t pair[2] = {words[2 * step], words[2 * step + 1]};
     convert_4_to_8_bits<Weight::kZeroPoints, Weight::kZero>(pair, zeros, a);
   } else if constexpr (Weight::kTable) {
     look_up(words[step], table, a);
+  } else if constexpr (Weight::kFloat4) {
+    convert_float4<X>(words[step], a);
   } else if constexpr (Weight::kBits == 4) {
     convert_4_bits<X>(words[step], zeros, a);
   } else {

@@ -44,7 +44,10 @@ __global__ void __launch_bounds__(kWeightThreads) write_weight(const __grid_cons
         } else {
           u = words[2 * step + half] >> (8 * r + 16 * e) & 255;
         }
-        numbers[i] = (params.table != nullptr ? params.table[u] : static_cast<float>(u) - zero) * scale * column_scale;
+        const float number = params.table != nullptr ? params.table[u]
+                             : params.float4         ? float4_value(u)
+                                                     : static_cast<float>(u) - zero;
+        numbers[i] = number * scale * column_scale;
       }
       store_vectors(numbers, static_cast<X*>(params.d) + (tile * kTile + r * 8 + g) * params.k + k);
     }
