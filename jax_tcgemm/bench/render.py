@@ -24,7 +24,7 @@ _PROGRAMS = {
     "products": "Single products in a loop, `host` beside XLA's own",
 }
 # Suites that compare configs, which the table of suites leaves out.
-_OF_CONFIGS = ("packed_configs", "packed_wide_configs")
+_OF_CONFIGS = ("packed_configs", "packed_wide_configs", "packed_dequantizing_configs")
 # Longer suites are shown by their chart alone.
 _MAX_ROWS = 64
 _NO_RECORDS = "No records are committed yet."
