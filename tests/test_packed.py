@@ -362,6 +362,18 @@ def test_kernels_of_many_rows_are_preferred_above_32(shape, rows):
     assert (best.reason, is_wide(best.config)) == ("", rows > 32)
 
 
+@pytest.mark.parametrize("rows", [1, 40, 200])
+def test_estimated_times_select_the_config(rows):
+    """The least time of all configs is that of the selected one, which `explain` prints."""
+    x = jax.ShapeDtypeStruct((rows, W.problem.k), BF16)
+    (call,) = jax_tcgemm.explain(lambda x: jax_tcgemm.matmul(x, W.weight), x, platform="cuda")
+    assert call.why.startswith(f"the cost model predicts {call.estimated_us:.4g} us")
+    found = considered("packed", configs_of("packed", "packed"), call.problem, ASSUMED_GPU)
+    times = [rules.packed_us(call.problem, ASSUMED_GPU.num_sms, x) for x in found if not x.reason]
+    assert call.estimated_us == min(times)
+    assert call.xla_estimated_us is None
+
+
 @pytest.mark.parametrize("rows", [8, 512])
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
 def test_several_devices(axis_type, rows):

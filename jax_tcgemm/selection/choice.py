@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from jax_tcgemm.kernels import Instance
 from jax_tcgemm.problem.call_options import CallOptions, Provenance
 from jax_tcgemm.problem.gemm import Problem
+from jax_tcgemm.problem.packed import PackedProblem
 from jax_tcgemm.selection import (
     cost_model,
     implementations,
@@ -511,7 +512,7 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
     if problem.kind == "ragged":
         runnable.sort(key=functools.partial(rules.is_of_wrong_width, problem, device.num_sms))
     if problem.kind == "packed":
-        runnable.sort(key=functools.partial(rules.packed_us, problem, device.num_sms))
+        return _rank_packed(problem, device, runnable)
     if problem.kind != "gemm" or device.platform != "cuda":
         return [(candidate, None) for candidate in runnable]
     wgmma, rest = [], []
@@ -554,6 +555,16 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
     timed = [(candidate, known[candidate]) for candidate in runnable if candidate in known]
     others = [(candidate, None) for candidate in rest if candidate not in known]
     return sorted(timed, key=cautious_us) + others
+
+
+def _rank_packed(
+    problem: PackedProblem, device: Device, runnable: Sequence[Candidate]
+) -> list[tuple[Candidate, float | None]]:
+    """The same of a packed weight, by the times of its kernels, which are estimated for Hopper."""
+    timed = [(rules.packed_us(problem, device.num_sms, each), each) for each in runnable]
+    timed.sort(key=lambda pair: pair[0])
+    is_known = device.compute_capability == 90
+    return [(each, us if is_known and us < rules.UNKNOWN_US else None) for us, each in timed]
 
 
 def cautious_us(timed: tuple[Candidate, float]) -> float:

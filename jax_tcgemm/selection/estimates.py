@@ -24,8 +24,8 @@ def estimated_us(
       config: a config of that.
 
     Returns:
-      Microseconds; None where the cost model has no estimate, as for CPUs, grouped and packed
-      products, and GPUs other than Hopper's.
+      Microseconds; None where there is no estimate, as for CPUs, grouped products, and GPUs other
+      than Hopper's.
     """
     times = _times(problem, device)
     us = times.get(Candidate(implementation, config, ""))
@@ -50,7 +50,7 @@ def xla_us(problem: AnyProblem | None, device: Device) -> float | None:
 
 def _times(problem: AnyProblem | None, device: Device) -> dict[Candidate, float]:
     """The estimated time of each candidate that has one."""
-    if problem is None or problem.kind != "gemm" or device.platform != "cuda":
+    if problem is None or problem.kind not in ("gemm", "packed") or device.platform != "cuda":
         return {}
     return {candidate: us for candidate, us in ranked(problem, device) if us is not None}
 

@@ -119,6 +119,9 @@ def _is_for_narrow(problem: RaggedProblem, num_sms: int) -> bool:
 _PACKED_RATES = {8: 32.8e3, 16: 26.4e3, 32: 19.5e3}
 
 
+# In place of a time that is not known, later than all that are.
+UNKNOWN_US = sys.float_info.max
+
 # Rows of a weight from which on XLA's program, which dequantizes the weight once, is faster than
 # kernels that read the weight again for every 32 rows.
 _MOST_NARROW_ROWS = 512
@@ -127,7 +130,8 @@ _MOST_NARROW_ROWS = 512
 def packed_us(problem: PackedProblem, num_sms: int, candidate: Candidate) -> float:
     """Estimate the time of a config for a packed weight, by which configs are ordered.
 
-    XLA's program, whose time is not known, comes after all kernels with an estimate.
+    XLA's program, whose time is not known, comes after all kernels with an estimate, and before
+    those that are not to run.
     """
     if problem.form == "weight":
         return math.inf
@@ -139,7 +143,7 @@ def packed_us(problem: PackedProblem, num_sms: int, candidate: Candidate) -> flo
             return _dequantizing_packed_us(problem, num_sms, config)
         case WidePackedConfig() as config:
             return _wide_packed_us(problem, num_sms, config)
-    return sys.float_info.max
+    return UNKNOWN_US
 
 
 def _narrow_packed_us(problem: PackedProblem, num_sms: int, config: PackedConfig) -> float:
