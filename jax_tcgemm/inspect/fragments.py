@@ -3,7 +3,7 @@
 A fragment is a matrix spread over the 32 lanes of a warp: each lane holds a few elements, numbered
 by an index (`fragment.x[index]` for WMMA; the order of the register operands, low half first, for
 `mma.sync`). PTX documents the `mma.sync` fragments ("Matrix Fragments for mma.m16n8k16" and its
-neighbours). WMMA leaves its own unspecified; these maps are what its loads compile to for
+neighbors). WMMA leaves its own unspecified; these maps are what its loads compile to for
 compute capability 8.0 and later, where the row and column layouts of an operand fill a fragment
 alike, and a GPU test compares each of them with the hardware.
 

@@ -88,7 +88,7 @@ def division_of(op: str, x, w, labels, bias, axis: int, named: tuple[str, ...]) 
 
 
 def check_undivided(op: str, **operands) -> None:
-    """Raises ValueError for an operand that is divided over explicit mesh axes."""
+    """Raises ValueError for an operand that is sharded over explicit mesh axes."""
     for name, a in operands.items():
         if a is not None and any(_spec(a)):
             raise ValueError(

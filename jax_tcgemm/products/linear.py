@@ -346,8 +346,8 @@ def product(
 
     Args:
       options: options of the call.
-      lhs: left operand, perhaps quantised.
-      rhs: right operand, perhaps quantised.
+      lhs: left operand, perhaps quantized.
+      rhs: right operand, perhaps quantized.
       dimension_numbers: canonical.
       permutation: order of the result's dimensions.
       rhs_up: None, or the second right operand of a gated product.

@@ -82,7 +82,7 @@ def result_dtype(op: str, preferred: np.dtype | None, *operands) -> np.dtype:
 
     Raises:
       TypeError: unless that is one of arrays of a real floating-point dtype of 16 bits or more, or
-        quantised, with scales of such a dtype.
+        quantized, with scales of such a dtype.
     """
     dtypes = [np.dtype(x.dtype) for x in operands if isinstance(x, jax.Array | QuantizedArray)]
     if not dtypes or any(dtype not in _DTYPES for dtype in dtypes):
@@ -97,11 +97,11 @@ def result_dtype(op: str, preferred: np.dtype | None, *operands) -> np.dtype:
 def _rows_of(x, axis: int | None, w: PackedWeight):
     """What a weight is multiplied by, and None or the scales of its rows in float32.
 
-    Quantised arrays are those of 8-bit floats and a scale for each row where a kernel may multiply
-    them, by integers of 4 bits, and are dequantised in bfloat16 elsewhere.
+    Quantized arrays are those of 8-bit floats and a scale for each row where a kernel may multiply
+    them, by integers of 4 bits, and are dequantized in bfloat16 elsewhere.
 
     Args:
-      x: an array, or a quantised one.
+      x: an array, or a quantized one.
       axis: its dimension that is contracted; None where no kernel may.
       w: the weight.
     """
@@ -127,7 +127,7 @@ def product(
     precision=None,
     out_sharding=None,
 ) -> jax.Array:
-    """A product of an array, or a quantised one, and a packed weight, in either order."""
+    """A product of an array, or a quantized one, and a packed weight, in either order."""
     result_dtype(options.function, dtype, lhs, rhs)
     if is_packed(lhs) and not is_packed(rhs):
         if permutation is None:
@@ -187,7 +187,7 @@ def with_epilogue(
     precision=None,
     out_sharding=None,
 ):
-    """What an epilogue makes of the products of an array, or a quantised one, and packed weights.
+    """What an epilogue makes of the products of an array, or a quantized one, and packed weights.
 
     In the kernel, where there is one weight and the result is arranged as its product.
     """

@@ -1,4 +1,4 @@
-"""Products of quantised arrays: which scales follow the product, and which come before it.
+"""Products of quantized arrays: which scales follow the product, and which come before it.
 
 A scale that is the same along what is contracted is a factor of the result, and part of the
 product's epilogue. Scales of blocks of a contracted dimension are those of `scaled_matmul`. What
@@ -40,7 +40,7 @@ INT8 = np.dtype(np.int8)
 
 
 def as_operand(op: str, name: str, x) -> jax.Array | QuantizedArray:
-    """An operand of a product: an array, `as_array`, or a quantised one whose blocks divide it.
+    """An operand of a product: an array, `as_array`, or a quantized one whose blocks divide it.
 
     Raises:
       TypeError: when it is neither, and for scales that are not real floating point.
@@ -113,7 +113,7 @@ def _check_blocks(op: str, what: str, factors, shape, tile) -> None:
 
 
 def is_any(*operands) -> bool:
-    """Whether one of some operands, or Nones, is quantised, packed or not."""
+    """Whether one of some operands, or Nones, is quantized, packed or not."""
     return any(isinstance(x, QuantizedArray | PackedWeight) for x in operands)
 
 
@@ -130,7 +130,7 @@ def squeezed(x, axes):
 
 
 def as_arrays(*operands) -> list[jax.Array]:
-    """Operands, dequantised, and those of 8-bit floats, which promote to nothing, in bfloat16."""
+    """Operands, dequantized, and those of 8-bit floats, which promote to nothing, in bfloat16."""
     operands = [x.dequantize() if packed.is_packed(x) else x for x in operands]
     arrays = [dequantized(x) if is_any(x) else x for x in operands]
     return [x.astype(jnp.bfloat16) if x.dtype in FLOAT8 else x for x in arrays]
@@ -156,7 +156,7 @@ def result_dtype(op: str, preferred: np.dtype | None, *operands) -> np.dtype:
 
 
 def values_of(x) -> jax.Array:
-    """An array, or the values of a quantised one."""
+    """An array, or the values of a quantized one."""
     return x.qvalue if is_any(x) else x
 
 
@@ -233,7 +233,7 @@ def scaling(epilogue, dtype, scales: Sequence[Sequence[jax.Array]]):
 
 
 def product(options: CallOptions, lhs, rhs, *, preferred_element_type=None, **how) -> jax.Array:
-    """A product of quantised operands, rounded; `how` as for `with_epilogue`."""
+    """A product of quantized operands, rounded; `how` as for `with_epilogue`."""
     dtype = result_dtype(options.function, preferred_element_type, lhs, rhs)
     return with_epilogue(options, lhs, rhs, Layer(dtype), (), **how)
 
@@ -253,9 +253,9 @@ def with_epilogue(
     out_sharding=None,
     in_place: int | None = None,
 ):
-    """`products.epilogue.with_epilogue`, of operands that may be quantised.
+    """`products.epilogue.with_epilogue`, of operands that may be quantized.
 
-    Of quantised ones the epilogue is given the product with its scales, in float32 at least, and
+    Of quantized ones the epilogue is given the product with its scales, in float32 at least, and
     nothing is in place.
     """
     op = options.function

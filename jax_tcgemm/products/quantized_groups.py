@@ -1,4 +1,4 @@
-"""Grouped products of quantised arrays, as `products.quantized` has dense ones."""
+"""Grouped products of quantized arrays, as `products.quantized` has dense ones."""
 
 import jax
 import jax.numpy as jnp
@@ -98,11 +98,11 @@ def grouped(
     precision,
     **how,
 ):
-    """A grouped product of quantised operands, scaled in its epilogue; None where it cannot be.
+    """A grouped product of quantized operands, scaled in its epilogue; None where it cannot be.
 
     Args:
       options: options of the call.
-      factors: checked, quantised ones among them.
+      factors: checked, quantized ones among them.
       epilogue: a function, such as a `Layer`.
       operands: its own.
       gated: whether rhs has two matrices for each group.
@@ -146,12 +146,12 @@ def _grouped_by_packed(options, factors, epilogue, operands, *, gated, precision
 def contraction(
     options: CallOptions, dims, lhs, rhs, sizes, offset, *, dtype, precision, **how
 ) -> jax.Array | None:
-    """A contraction over the tokens of each group of quantised operands; None where it cannot be.
+    """A contraction over the tokens of each group of quantized operands; None where it cannot be.
 
     Args:
       options: options of the call.
       dims: the dimensions of the call.
-      lhs: checked, as is rhs; one of them is quantised.
+      lhs: checked, as is rhs; one of them is quantized.
       rhs: ...
       sizes: of groups, as is offset.
       offset: ...

@@ -25,7 +25,7 @@ from jax_tcgemm.quantization.quantize import quantize
 from jax_tcgemm.sharding import shardings
 from jax_tcgemm.sharding.partitioning import resharded
 
-# How activations and gradients are quantised, and how weights are, which come second.
+# How activations and gradients are quantized, and how weights are, which come second.
 RECIPES = {
     "current": ({}, {}),
     "block128": ({"block": (1, 128)}, {"block": (128, 128)}),
@@ -131,7 +131,7 @@ class How:
       dtype: of its result.
       operands: their dtypes, and those of their cotangents.
       are_columns: whether they lie as (*batch, k, m) and (*batch, k, n), as weights do in most
-        layers, and so do their cotangents: what is quantised along both dimensions need not be
+        layers, and so do their cotangents: what is quantized along both dimensions need not be
         transposed before.
       out_sharding: of the product, where it is asked for over explicit mesh axes.
       shardings: of the operands over explicit mesh axes, as they lie, and so of their cotangents.

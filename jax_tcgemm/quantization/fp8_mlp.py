@@ -112,7 +112,7 @@ class Fp8Mlp:
             check_addend(_OP, "residual", residual, shape, dtype)
             residual = _rows(jnp.broadcast_to(residual, shape))
         x = _rows(x)
-        # Gate and up are quantised as one.
+        # Gate and up are quantized as one.
         up = resharded(up, shardings.whole(up, (1, 2)))
         given = x, up, down, residual
         spec = _Spec(
@@ -202,7 +202,7 @@ class PulledBack:
 def quantized_weights(up, down, how: dict):
     """Of weights (..., k, 2, j), as of one, and (..., j, n): each as it lies, and transposed.
 
-    What lies as columns of k is quantised as it is, and brought to rows of it by that.
+    What lies as columns of k is quantized as it is, and brought to rows of it by that.
     """
     both = up.reshape(*up.shape[:-2], 2 * up.shape[-1])
     return [quantize(w, **how, with_transpose=True) for w in (both, down)]

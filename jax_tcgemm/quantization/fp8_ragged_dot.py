@@ -20,7 +20,7 @@ from jax_tcgemm.quantization.fp8_dot_general import How
 from jax_tcgemm.quantization.quantize import quantize
 from jax_tcgemm.sharding.ragged_division import ends_of_groups
 
-# How rows are quantised, in either direction, and how the matrices of groups are.
+# How rows are quantized, in either direction, and how the matrices of groups are.
 RECIPES = {
     "current": ({}, {"axis": (-2, -1)}),
     "block128": ({"block": (1, 128)}, {"block": (128, 128)}),

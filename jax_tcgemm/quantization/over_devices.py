@@ -1,4 +1,4 @@
-"""Products of quantised arrays over explicit mesh axes: which operands move, and what is summed."""
+"""Products of quantized arrays over explicit mesh axes: which operands move, and what is summed."""
 
 from collections.abc import Callable, Hashable, Sequence
 

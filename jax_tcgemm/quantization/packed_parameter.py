@@ -98,7 +98,7 @@ def _order(ndim: int, contracted) -> tuple[int, ...]:
 
 
 def packed_parameter(op: str, x, contracted) -> PackedParameter | None:
-    """Packs a quantised array.
+    """Packs a quantized array.
 
     Args:
       op: the public function, for messages.
@@ -126,7 +126,7 @@ def packed_parameter(op: str, x, contracted) -> PackedParameter | None:
     pairs = list(zip(numbers, turned, strict=True))
     if any(own not in (1, extent) for own, extent in pairs[:first] + pairs[last:]):
         return None
-    # Scales are of neighbours along k once all before the last dimension with several are whole.
+    # Scales are of neighbors along k once all before the last dimension with several are whole.
     split = max((i for i in range(first, last) if numbers[i] > 1), default=first)
     whole = [n if split <= i < last else turned[i] for i, n in enumerate(numbers)]
     depth, groups = math.prod(turned[first:last]), math.prod(whole[first:last])
