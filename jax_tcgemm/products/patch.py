@@ -91,7 +91,10 @@ def patch(*, implementation: str | None = None):
 
 
 class _Block:
-    """What `patch` returns. It has no finalizer: entered and never left, it stays."""
+    """Context manager and decorator that `patch` returns.
+
+    There is no finalizer: a block that is entered and never left stays in effect.
+    """
 
     def __init__(self, how: Routing):
         self._how = how
