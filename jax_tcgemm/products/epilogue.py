@@ -96,7 +96,7 @@ def with_epilogue(
       operands: the operands of the epilogue, a tuple or list.
       dimension_numbers: canonical.
       rhs_up: None, or the second right operand of a gated product.
-      pair: None, or the dimension of the product that tells gate and up apart.
+      pair: None, or the dimension of the product that separates gate and up.
       permutation: order of the result's dimensions.
       precision: as for `matmul`.
       out_sharding: sharding of the accumulator, as for `matmul`.

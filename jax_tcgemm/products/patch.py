@@ -122,7 +122,7 @@ _replaced = []
 
 
 def _replace_binds() -> None:
-    """Replaces the bind of each routed primitive, until the last block is left."""
+    """Replace the bind of each routed primitive, until the last block is left."""
     global _num_inside
     with _lock:
         if _num_inside == 0:
