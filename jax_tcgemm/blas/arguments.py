@@ -1,4 +1,4 @@
-"""What all functions check of their arguments, and how they bind the primitive."""
+"""Argument checks that the BLAS functions share, and the bind of their primitive."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ _DTYPES = tuple(
 
 
 def check_options(op: str, implementation, options) -> None:
-    """Raises for an unknown implementation or options of another type."""
+    """Raise for an unknown implementation or options of another type."""
     check_names(op, implementation, kind="blas")
     if not isinstance(options, Options):
         raise TypeError(
@@ -28,12 +28,12 @@ def check_options(op: str, implementation, options) -> None:
 
 
 def arrays(op: str, ranks: dict[str, int], optional: str = "", **given) -> list:
-    """The arrays as JAX arrays of one dtype that BLAS has, of enough dimensions each.
+    """Check the arrays of a call and convert them to JAX arrays of one BLAS dtype.
 
     Args:
       op: the function.
-      ranks: for each name, the dimensions it has without batch.
-      optional: the name of one that may be None, which is passed through.
+      ranks: for each name, the number of dimensions without batch dimensions.
+      optional: the name of an array that may be None, which is returned as None.
       **given: the arrays by name.
     """
     found = {
@@ -58,7 +58,7 @@ def arrays(op: str, ranks: dict[str, int], optional: str = "", **given) -> list:
 
 
 def check_integer(op: str, name: str, value, least: int, remedy: str) -> int:
-    """The value as an int; raises where it is none, too small, or beyond every extent."""
+    """Check an integer, from `least` to the largest dimension size, and return it as an int."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ValueError(
             f"{op}: {name} must be an integer of at least {least}, got {name}={value!r}; {remedy}"
@@ -71,14 +71,14 @@ def check_integer(op: str, name: str, value, least: int, remedy: str) -> int:
 
 
 def check_increment(op: str, name: str, value) -> int:
-    """An increment: a positive integer. One beyond every extent means the same as the largest."""
+    """Check an increment, a positive integer. Values above the largest size are clipped to it."""
     if isinstance(value, int | np.integer):
         value = min(value, MAX_EXTENT)
     return check_integer(op, name, value, 1, "reverse a vector with x[..., ::-1]")
 
 
 def check_choice(op: str, name: str, value, allowed: tuple[str, ...]) -> None:
-    """Raises for anything but one of a few strings."""
+    """Raise ValueError unless the value is one of the allowed strings."""
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(
             f"{op}: {name} must be one of {', '.join(allowed)}, got {name}={value!r}; "
@@ -87,13 +87,13 @@ def check_choice(op: str, name: str, value, allowed: tuple[str, ...]) -> None:
 
 
 def transposition(op: str, name: str, value, dtype) -> str:
-    """What is asked for, "N", "T" or "C"; "C" of real matrices is "T"."""
+    """Check a transposition, "N", "T" or "C"; for real matrices, return "T" for "C"."""
     check_choice(op, name, value, ("N", "T", "C"))
     return "T" if value == "C" and np.dtype(dtype).kind != "c" else value
 
 
 def check_square(op: str, a) -> None:
-    """Raises for a matrix that is not square."""
+    """Raise ValueError for a matrix that is not square."""
     if a.shape[-1] != a.shape[-2]:
         raise ValueError(
             f"{op}: a must be square, got a.shape={a.shape}; only square triangles can be solved"
@@ -101,7 +101,7 @@ def check_square(op: str, a) -> None:
 
 
 def check_shape(op: str, name: str, x) -> tuple[int, ...]:
-    """The shape of an array; raises where it is symbolic."""
+    """Return the shape of an array; raise ValueError if it is symbolic."""
     if not all(isinstance(extent, int) for extent in x.shape):
         raise ValueError(
             f"{op}: {name} must have a known shape, got {name}.shape={x.shape}; fix its extents"
@@ -110,7 +110,7 @@ def check_shape(op: str, name: str, x) -> tuple[int, ...]:
 
 
 def check_span(op: str, name: str, x, n: int, step: int) -> None:
-    """Raises where a vector is too short for n elements `step` apart."""
+    """Raise ValueError for a vector that is too short for n elements `step` apart."""
     if not _is_at_least(x.shape[-1], span(n, step)):
         raise ValueError(
             f"{op}: {name} must hold {n} elements {step} apart, {span(n, step)} in all, got "
@@ -119,15 +119,15 @@ def check_span(op: str, name: str, x, n: int, step: int) -> None:
 
 
 def _is_at_least(extent, least) -> bool:
-    """Whether an extent is known to be large enough."""
+    """Whether the size of a dimension is known to be large enough."""
     try:
         return extent >= least
-    except Exception:  # Of symbolic extents that cannot be compared; it has no public name.
+    except Exception:  # Symbolic sizes that cannot be compared; the exception has no public name.
         return False
 
 
 def vector_length(op: str, n, **vectors) -> int:
-    """How many elements the vectors, given as (array, increment) by name, have in common."""
+    """Common number of elements of vectors, given as (array, increment) by name."""
     if n is None:
         lengths = {name: -(-x.shape[-1] // step) for name, (x, step) in vectors.items()}
         if len(set(lengths.values())) > 1:
@@ -143,12 +143,12 @@ def vector_length(op: str, n, **vectors) -> int:
 
 
 def scalars(op: str, dtype, **given) -> tuple[dict, tuple]:
-    """Scalars as a call's parameters, or as its operands where one of them is an array.
+    """Check the scalars of a call; they become parameters, or operands if one is an array.
 
     Args:
       op: the function.
-      dtype: of the arrays they go with.
-      **given: alpha, and beta where there is one; none for a call without them.
+      dtype: dtype of the arrays of the call.
+      **given: alpha, and beta if the function has it; empty for functions without scalars.
 
     Returns:
       Changes to a `Call`, and operands to append.
@@ -175,7 +175,7 @@ def scalars(op: str, dtype, **given) -> tuple[dict, tuple]:
 
 
 def bind(call: Call, *operands):
-    """Binds the primitive on operands whose batch dimensions broadcast; a list of its results."""
+    """Bind the primitive to operands whose batch dimensions broadcast; return its results."""
     batch_ranks = [x.ndim - rank for x, rank in zip(operands, call.operand_ranks, strict=True)]
     most = max(batch_ranks)
     operands = [

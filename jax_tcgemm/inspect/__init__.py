@@ -1,1 +1,1 @@
-"""What there is and what it does: `info`, `explain`, and the fragments of an instruction."""
+"""Inspection of the installation, `info`, of programs, `explain`, and of fragments."""

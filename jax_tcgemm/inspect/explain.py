@@ -38,7 +38,7 @@ from jax_tcgemm.selection.roofline import peaks, roofline_seconds
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system.jax_internals import as_jaxpr, as_lowered, source_line
 
-# Of each primitive: its module, and the one that makes its plans.
+# For each primitive: its module, and the module that makes its plans.
 _RULES = {
     primitive.dot_general_p: (primitive, dense),
     epilogue_primitive.epilogue_product_p: (epilogue_primitive, fused),
@@ -53,7 +53,7 @@ _RULES = {
     reduce.reduce_p: (reduce, device_tensor),
     blas.blas_p: (blas, device_blas),
 }
-# Where primitives that read through transposes have their layouts.
+# Layouts of primitives that read transposed operands.
 _READING = {
     primitive.dot_general_p: primitive.READING,
     epilogue_primitive.epilogue_product_p: epilogue_primitive.READING,
@@ -309,7 +309,7 @@ def _calls_of(eqn, device, times, path) -> Iterator[Call]:
 
 
 def _inner_jaxprs(eqn, platform: str) -> Iterator[tuple[core.Jaxpr, int | None, str]]:
-    """Each jaxpr that is lowered for an equation, its number of runs, and its label (or "")."""
+    """Yield each jaxpr that is lowered for an eqn, its number of runs, and its label or ""."""
     name, params = eqn.primitive.name, eqn.params
     if name in _LOWERED:
         yield as_jaxpr(_LOWERED[name](params)), 1, ""
@@ -347,7 +347,7 @@ def _branch_of(platform: str, choices, branches) -> core.Jaxpr:
 
 
 def _unfused(eqn, f, device: selection.Device) -> core.Jaxpr:
-    """The plain products that an equation is run as."""
+    """Jaxpr of the unfused products that an eqn runs as."""
     params = eqn.params
     if "xla_dtype" in params and device.platform != "cuda":
         params = params | {"xla_dtype": None}  # which GPUs alone compute in
@@ -364,7 +364,7 @@ def _unfused(eqn, f, device: selection.Device) -> core.Jaxpr:
     }
     if not manual:
         return as_jaxpr(jax.make_jaxpr(f)(*avals))
-    # It may have collectives, which can only be traced inside a shard_map over their axes.
+    # f may have collectives, which can only be traced inside a shard_map over their axes.
     types = tuple(
         AxisType.Auto if axis in manual else axis_type
         for axis, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True)
@@ -381,7 +381,7 @@ def _unfused(eqn, f, device: selection.Device) -> core.Jaxpr:
 
 
 def _plan(eqn, device):
-    """What would be carried out for an equation."""
+    """Plan of the call that an eqn would run as on a device."""
     rules, planner = _RULES[eqn.primitive]
     avals = [v.aval for v in eqn.invars]
     outs = [v.aval for v in eqn.outvars]

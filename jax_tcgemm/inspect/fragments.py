@@ -2,10 +2,10 @@
 
 A fragment is a matrix spread over the 32 lanes of a warp: each lane holds a few elements, numbered
 by an index (`fragment.x[index]` for WMMA; the order of the register operands, low half first, for
-`mma.sync`). PTX documents the `mma.sync` fragments ("Matrix Fragments for mma.m16n8k16" and its
-neighbours). WMMA leaves its own unspecified; these maps are what its loads compile to for
-compute capability 8.0 and later, where the row and column layouts of an operand fill a fragment
-alike, and a GPU test compares each of them with the hardware.
+`mma.sync`). PTX documents the `mma.sync` fragments ("Matrix Fragments for mma.m16n8k16" and
+similar sections). WMMA fragments are unspecified; the maps here follow the code that WMMA loads
+compile to for compute capability 8.0 and later, where row and column layouts of an operand give the
+same fragment. A GPU test compares each map with the hardware.
 
 Operands are `a` (m x k), `b` (k x n) and `c` (m x n, the accumulator). The dtype is the operand's
 own: `fragment_map("m16n16k16", "f32", "c")` is the float32 accumulator.

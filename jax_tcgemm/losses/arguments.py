@@ -1,4 +1,4 @@
-"""Arguments of losses over a vocabulary, checked and in the form that these take."""
+"""Checks and canonical forms of the arguments of losses over a vocabulary."""
 
 import math
 from operator import index
@@ -19,7 +19,7 @@ _DTYPES = tuple(map(np.dtype, (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float
 
 
 def checked_operands(op: str, x, w, bias, axis: int):
-    """The operands as arrays, x and w of one dtype, or what is wrong with them as an error."""
+    """Check the operands and return them as arrays, with x and w of one dtype."""
     x, w = as_array(op, "x", x), as_array(op, "w", w)
     bias = None if bias is None else as_array(op, "bias", bias)
     given = {"x": x, "w": w, "bias": bias}
@@ -55,7 +55,7 @@ def checked_operands(op: str, x, w, bias, axis: int):
 
 
 def checked_labels(op: str, labels, shape: tuple[int, ...]):
-    """Labels for tokens of a shape as int32, or what is wrong with them as an error."""
+    """Check labels for tokens of a shape and return them as int32."""
     labels = as_integers(op, "labels", labels)
     _check_extents(op, "labels", labels)
     if labels.shape != shape:
@@ -75,7 +75,7 @@ def _check_extents(op: str, name: str, a) -> None:
 
 
 def check_labels(op: str, labels, size: int, ignore_index: int | None) -> None:
-    """Raises ValueError for labels that are known and out of range."""
+    """Raise ValueError for labels that are known and out of range."""
     if is_tracer(labels) or not labels.is_fully_addressable:
         return
     known = np.asarray(labels)
@@ -91,7 +91,7 @@ def check_labels(op: str, labels, size: int, ignore_index: int | None) -> None:
 
 
 def canonical_index(op: str, value) -> int | None:
-    """An `ignore_index`; raises ValueError for what no label can be."""
+    """Check an `ignore_index`; raise ValueError for values that no label can have."""
     try:
         own = None if value is None else index(value)
     except TypeError:
@@ -105,7 +105,7 @@ def canonical_index(op: str, value) -> int | None:
 
 
 def canonical_axis(op: str, value) -> int:
-    """A `vocabulary_axis`; raises ValueError for what is neither 0 nor 1."""
+    """Check a `vocabulary_axis`; raise ValueError unless it is 0 or 1."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value not in (0, 1):
         raise ValueError(
             f"{op}: vocabulary_axis must be 0 or 1, got vocabulary_axis={_shown(value)}; 0 is that "
@@ -115,7 +115,7 @@ def canonical_axis(op: str, value) -> int:
 
 
 def fraction(op: str, name: str, value) -> float:
-    """A number from 0 to 1 as a float; raises TypeError or ValueError for others."""
+    """Check a number from 0 to 1 and return it as a float."""
     number = at_least_zero(op, name, value)
     if number > 1:
         raise ValueError(f"{op}: {name} must be from 0 to 1, got {name}={number}; 0 leaves it out")
@@ -123,7 +123,7 @@ def fraction(op: str, name: str, value) -> float:
 
 
 def at_least_zero(op: str, name: str, value) -> float:
-    """A number from 0 up as a float; raises TypeError or ValueError for others."""
+    """Check a finite number of at least 0 and return it as a float."""
     number = real_number(op, name, value)
     if not 0 <= number < math.inf:
         raise ValueError(
@@ -133,7 +133,7 @@ def at_least_zero(op: str, name: str, value) -> float:
 
 
 def canonical_cap(op: str, value) -> float | None:
-    """A `soft_cap`; raises TypeError or ValueError for what is none."""
+    """Check a `soft_cap`, None or a positive finite number."""
     number = None if value is None else real_number(op, "soft_cap", value)
     if number is not None and not 0 < number < math.inf:
         raise ValueError(
@@ -143,7 +143,7 @@ def canonical_cap(op: str, value) -> float | None:
 
 
 def canonical_bytes(op: str, value) -> int | None:
-    """The most bytes of a chunk; raises ValueError for what is no such number."""
+    """Check a `chunk_bytes`, None or a bound on the bytes of a chunk."""
     try:
         own = None if value is None else index(value)
     except TypeError:
@@ -161,7 +161,7 @@ def _shown(value) -> str:
 
 
 def manual_axes(op: str, name: str, value) -> tuple[str, ...]:
-    """Mesh axes that are manual here, as a tuple; raises ValueError for others."""
+    """Check names of manual mesh axes and return them as a tuple."""
     if value is None:
         return ()
     check_manual(op, name, value)

@@ -254,9 +254,9 @@ def linear_log_prob(
 
 
 class _Call:
-    """The arguments of a call, checked.
+    """Checked arguments of a call.
 
-    Tokens that are ignored have zeros as features and the first label, and are not `kept`.
+    Ignored tokens get features of zero and label 0, and are False in `kept`.
     """
 
     def __init__(self, op, x, w, labels, bias, ignore_index, axis_name, token_axis_name, **how):
@@ -296,7 +296,7 @@ class _Call:
         self.operands = x, w, bias, labels
 
     def weights(self, weights) -> jax.Array:
-        """The weights of the tokens, of the shape of the labels, 0 for those that are ignored."""
+        """Weights of the tokens, of the shape of the labels; 0 for ignored tokens."""
         op, dtype, shape = (
             self.how.options.function,
             wide_dtype(self.operands[0].dtype),
@@ -338,13 +338,13 @@ class _Call:
         return self._divided(own, (*self.operands, scales), is_sum=True)
 
     def sum_of_tokens(self, x) -> jax.Array:
-        """The sum over the devices that have other tokens."""
+        """Sum over the axes that shard the tokens."""
         if not self.token_axes:
             return x
         return lax.psum(*same_varying(x, over=self.token_axes), self.token_axes)
 
     def _divided(self, own, operands, *, is_sum: bool):
-        """What a function makes of the operands, each device of its part over explicit axes."""
+        """Run a function of the operands, on each device's shards over explicit mesh axes."""
         if self.division is None:
             return own(self.how, self.token_axes, *operands)
         how = dataclasses.replace(self.how, axis_name=self.division.vocabulary or None)
@@ -353,7 +353,7 @@ class _Call:
 
 
 def _rows(how: How, token_axes, operands):
-    """Operands with their tokens along one dimension, that vary over all axes that any does."""
+    """Operands with tokens in one dimension, all varying over the same manual axes."""
     x, w, bias, *rest = operands
     rows = [lg.rows(x), *(a.reshape(-1) for a in rest)]
     present = [rows[0], w, *([] if bias is None else [bias]), *rows[1:]]

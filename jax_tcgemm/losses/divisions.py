@@ -1,4 +1,4 @@
-"""Losses over explicit mesh axes: each device's tokens and its part of the vocabulary."""
+"""Losses with tokens or the vocabulary sharded over explicit mesh axes."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -12,13 +12,13 @@ from jax_tcgemm.sharding.layout import canonical_spec
 
 @dataclasses.dataclass(frozen=True)
 class Division:
-    """How explicit mesh axes divide a loss. Features are whole on each device.
+    """Sharding of a loss over explicit mesh axes. Features are not sharded.
 
     Attributes:
       mesh: the mesh of the operands.
-      tokens: of each dimension of the labels, the axes that divide it.
-      vocabulary: the axes that divide the vocabulary; none that divides the tokens.
-      axis: the dimension of w that is the vocabulary.
+      tokens: for each dimension of the labels, the axes that shard it.
+      vocabulary: the axes that shard the vocabulary, disjoint from the axes that shard tokens.
+      axis: the vocabulary dimension of w.
     """
 
     mesh: AbstractMesh
@@ -28,11 +28,11 @@ class Division:
 
     @property
     def token_axes(self) -> tuple[str, ...]:
-        """All axes that divide tokens."""
+        """All axes that shard tokens."""
         return tuple(name for axes in self.tokens for name in axes)
 
     def moved(self, x, w, bias, *rest) -> list:
-        """The operands, bias may be None and the rest is of tokens, where they are needed."""
+        """Reshard the operands for the loss. bias may be None; the rest has the shape of labels."""
         operands = x, w, bias, *rest
         return [
             None if a is None else jax.sharding.reshard(a, NamedSharding(self.mesh, spec))
@@ -40,12 +40,12 @@ class Division:
         ]
 
     def run(self, own: Callable, operands: Sequence, *, is_sum: bool):
-        """What a function makes of operands as of `moved`, each device of its own part.
+        """Run a function on each device's shards of the operands, after `moved`.
 
         Args:
-          own: a function of these, with collectives over the axes.
+          own: a function of one device's operands, with collectives over the axes.
           operands: the arrays.
-          is_sum: whether the result is a scalar, the same on all devices, or one of tokens.
+          is_sum: whether the result is a scalar, equal on all devices, instead of one per token.
         """
         types = zip(self.mesh.axis_names, self.mesh.axis_types, strict=True)
         return jax.shard_map(
@@ -63,10 +63,10 @@ class Division:
 
 
 def division_of(op: str, x, w, labels, bias, axis: int, named: tuple[str, ...]) -> Division | None:
-    """The division of a loss by the types of its operands; None where no explicit axis divides one.
+    """Sharding of a loss from the types of its operands; None if no explicit axis shards any.
 
     Raises:
-      ValueError: when one does where axes of a shard_map are named, too.
+      ValueError: if an explicit axis shards an operand, and manual axes are named as well.
     """
     given = {"x": x, "w": w, "labels": labels, "bias": bias}
     specs = {name: _spec(a) for name, a in given.items() if a is not None}
@@ -88,7 +88,7 @@ def division_of(op: str, x, w, labels, bias, axis: int, named: tuple[str, ...]) 
 
 
 def check_undivided(op: str, **operands) -> None:
-    """Raises ValueError for an operand that is divided over explicit mesh axes."""
+    """Raise ValueError for an operand that is sharded over explicit mesh axes."""
     for name, a in operands.items():
         if a is not None and any(_spec(a)):
             raise ValueError(

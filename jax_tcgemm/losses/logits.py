@@ -1,10 +1,10 @@
-"""Functions of logits that are never kept: what losses over a vocabulary are made of.
+"""Functions of logits that are not stored, for losses over a vocabulary.
 
     z[t, v] = cap(sum over k of x[t, k] * w[v, k] + bias[v])
 
-or of w[k, v], with t over the tokens of a chunk. Every pass over z is one product with a function
-as its epilogue; what is stored of it has a chunk's size, and rows that start on 128-byte
-boundaries: there the vocabulary is padded with logits of minus infinity.
+or with w[k, v], where t counts the tokens of a chunk. Every pass over z is one product with an
+epilogue. Stored arrays have the size of a chunk, and rows that start on 128-byte boundaries, for
+which the vocabulary is padded with logits of minus infinity.
 """
 
 import dataclasses
@@ -27,14 +27,14 @@ from jax_tcgemm.products.linear import product
 
 _COLUMNS_BY_COLUMNS = (((0,), (0,)), ((), ()))
 
-# Columns that a chunk has a multiple of.
+# The number of columns of a chunk is a multiple of this.
 _ALIGNMENT = 64
-# Up to this many logits are stored: XLA's loops over them take less time than the kernels that save
-# storing them. Beside the product alone, losses of 2.4 to 3.9 million logits took 13 to 18 us by
-# these on an H200, and those of 1.9 million stored ones 8.
+# Up to this many logits are stored: XLA's loops over stored logits take less time than the kernels
+# that avoid storing them. On an H200, losses took 13 to 18 us more than the product alone with
+# these kernels (2.4 to 3.9 million logits), and 8 us more with stored logits (1.9 million).
 _FEW_LOGITS = 1 << 22
-# Exponents are of logits beside a number near the largest one: of those between these bounds, sums
-# over any vocabulary and products with weights stay in the range of float32.
+# Exponents are logits minus a shift near the largest logit. Between these bounds, sums over any
+# vocabulary and products with weights stay in the range of float32.
 _FURTHEST = 60.0
 EXPONENTS = -200.0, 80.0
 
@@ -47,19 +47,19 @@ class Step(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class How:
-    """What a call says beside its arrays.
+    """Static parameters of a call.
 
     Attributes:
       options: options of the call.
-      soft_cap: logits are at most that, by a hyperbolic tangent; None leaves them.
+      soft_cap: bound of the magnitude of logits, by a hyperbolic tangent; None for no bound.
       label_smoothing: part of the target that is spread over the vocabulary.
       z_loss: factor of the squared logarithm of the sum of exponentials.
-      axis_name: the manual mesh axis that divides the vocabulary, or several; None if none does.
-      chunk_bytes: largest part of the logits that is stored; None leaves it to `num_chunks`.
+      axis_name: the manual mesh axis or axes that shard the vocabulary, or None.
+      chunk_bytes: bound on the stored logits at a time; None for the default of `num_chunks`.
       precision: as for `matmul`.
-      vocabulary_axis: the dimension of w that is the vocabulary, 0 or 1.
-      rounded_to: a dtype that steps to logits are rounded to, as whole ones of it are, or None.
-      last_rounded: the last one that is.
+      vocabulary_axis: the vocabulary dimension of w, 0 or 1.
+      rounded_to: None, or a dtype to which steps are rounded, as if their arrays had this dtype.
+      last_rounded: the last step that is rounded.
     """
 
     options: CallOptions
@@ -75,7 +75,7 @@ class How:
 
     @property
     def rows(self) -> int:
-        """The number of tokens that decides every choice of a batch-invariant call; else 0."""
+        """Number of tokens that determines every choice of a batch-invariant call; else 0."""
         return self.options.invariant_rows
 
     def apart(self, x: jax.Array) -> jax.Array:
@@ -83,15 +83,15 @@ class How:
         return lax.optimization_barrier(x) if self.rows else x
 
     def size(self, w) -> int:
-        """Entries of a device's vocabulary."""
+        """Size of a device's vocabulary."""
         return w.shape[self.vocabulary_axis]
 
     def columns(self, extent: int) -> tuple[int, int]:
-        """What a pair of two numbers for w is: 0, and one for its vocabulary."""
+        """Return a number per dimension of w: `extent` for the vocabulary and 0 for the other."""
         return (extent, 0) if self.vocabulary_axis == 0 else (0, extent)
 
     def rounded(self, z: jax.Array, step: Step) -> jax.Array:
-        """The result of a step, rounded if it is to be."""
+        """Round the result of a step, if the call rounds this step."""
         if self.rounded_to is None or step > self.last_rounded:
             return z
         own = jnp.finfo(self.rounded_to)
@@ -99,7 +99,7 @@ class How:
 
     @property
     def devices(self) -> int:
-        """Devices that share the vocabulary."""
+        """Number of devices that share the vocabulary."""
         return 1 if self.axis_name is None else lax.axis_size(self.axis_name)
 
     def total(self, x: jax.Array) -> jax.Array:
@@ -108,16 +108,16 @@ class How:
 
     @property
     def by_vocabulary(self):
-        """Dimension numbers of a product of what has tokens as rows with w, over its columns."""
+        """Dimension numbers of a product of (tokens, vocabulary) with w."""
         return ((1,), (self.vocabulary_axis,)), ((), ())
 
     def gradient_of_w(self, gradients, x, dtype, residual=None) -> jax.Array:
-        """The product of gradients of logits and x over the tokens, as w is arranged."""
+        """Product of gradients of logits and x over the tokens, in the layout of w."""
         pair = (gradients, x) if self.vocabulary_axis == 0 else (x, gradients)
         return self.product(*pair, _COLUMNS_BY_COLUMNS, dtype, residual)
 
     def product(self, lhs, rhs, dimension_numbers, dtype, residual=None) -> jax.Array:
-        """A plain product, to which a residual is added in place."""
+        """Product without an epilogue, to which a residual is added in place."""
         return product(
             self.options,
             lhs,
@@ -130,7 +130,7 @@ class How:
         )
 
     def with_epilogue(self, lhs, rhs, dimension_numbers, epilogue, operands):
-        """A product and a function of it."""
+        """Product with an epilogue."""
         return with_epilogue(
             self.options,
             lhs,
@@ -143,14 +143,14 @@ class How:
 
 
 def gradient_dtype(dtype) -> np.dtype:
-    """What gradients of logits are stored in: float16 has not the range of exponentials."""
+    """Dtype for gradients of logits; not float16, which lacks the range of exponentials."""
     return np.dtype(jnp.bfloat16) if dtype == jnp.float16 else np.dtype(dtype)
 
 
 def num_chunks(how: How, extent: int, other: int, dtype, most: int) -> int:
-    """Chunks of one extent of the logits, of which a slice has `other` elements.
+    """Number of chunks of one dimension of the logits, whose slices have `other` elements.
 
-    Of so many bytes at most, unless the call says how many, of what gradients of logits take.
+    Gradients of the logits of a chunk take at most `how.chunk_bytes` or else `most` bytes.
     """
     most = how.chunk_bytes or most
     slice_bytes = other * gradient_dtype(dtype).itemsize
@@ -158,18 +158,18 @@ def num_chunks(how: How, extent: int, other: int, dtype, most: int) -> int:
 
 
 def num_token_chunks(how: How, tokens: int, other: int, dtype, most: int) -> int:
-    """The same of chunks of tokens; up to twice as many where so many divide the tokens evenly.
+    """Number of chunks of tokens: `num_chunks`, or up to twice as many that divide the tokens.
 
-    Of others the last chunk is filled up, by a copy of all tokens.
+    If none divides the tokens, the last chunk is padded, which copies all tokens.
     """
     least = num_chunks(how, tokens, other, dtype, most)
     return next((n for n in range(least, 2 * least) if tokens % n == 0), least)
 
 
 def over_vocabulary(function: Callable, found, size: int, extent: int, first: int = 0):
-    """What a function makes of what it made before, start and extent of one chunk after another.
+    """Fold a function over vocab chunks: found = function(found, start, extent).
 
-    Whole chunks, from the given one on, in a loop, and what is left of the vocabulary after it.
+    Full chunks run in a loop, from chunk number `first` on. The rest of the vocabulary follows.
     """
     whole = size // extent
     if whole > first:
@@ -180,12 +180,12 @@ def over_vocabulary(function: Callable, found, size: int, extent: int, first: in
 
 
 def rows(x) -> jax.Array:
-    """Features, which there may be none of, with the tokens along one dimension."""
+    """Features, possibly zero of them, with the tokens in one dimension."""
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def by_tokens(function: Callable, chunks: int, *arrays):
-    """What a function makes of chunks of tokens, together; of none more than the first has."""
+    """Run a function on chunks of tokens, one after another; merge the results, unpadded."""
     if chunks == 1:
         return function(*arrays)
     tokens, split = len(arrays[0]), _every(chunks, *arrays)
@@ -201,7 +201,7 @@ def by_tokens(function: Callable, chunks: int, *arrays):
 
 
 def together(found, tokens: int):
-    """Arrays of chunks, as `in_chunks` makes them, as arrays of so many tokens."""
+    """Merge arrays of chunks, as `in_chunks` returns them, into arrays of `tokens` tokens."""
 
     def joined(f):
         return jnp.swapaxes(f, 0, 1).reshape(f.shape[0] * f.shape[1], *f.shape[2:])[:tokens]
@@ -210,15 +210,16 @@ def together(found, tokens: int):
 
 
 def in_chunks(chunks: int, *arrays):
-    """Arrays, or trees of them, with a new first dimension, of chunks; zeros fill the last one.
+    """Split arrays, or trees of them, into chunks along a new first dimension, padded with zeros.
 
-    A chunk has every so many token: where devices share tokens, each has its own in every chunk.
+    Chunk i has the tokens i, i + chunks, i + 2 chunks, ...: if tokens are sharded, each device has
+    tokens of its own in every chunk.
     """
     return jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), _every(chunks, *arrays))
 
 
 def _every(chunks: int, *arrays):
-    """The same with the dimension of chunks second."""
+    """Split arrays as `in_chunks` does, with chunks as the second dimension."""
     size = -(-len(arrays[0]) // chunks)
 
     def split(a):
@@ -233,13 +234,13 @@ def _every(chunks: int, *arrays):
 
 
 class Vocabulary(NamedTuple):
-    """Its weights, padded, and what is added to their products.
+    """Padded weights of a vocabulary, and the addends of their products.
 
     Attributes:
       w: (columns, k), or (k, columns).
-      bias: (1, columns), before a soft cap; None if there is none of either.
-      offset: (1, columns), after it; None if it is zero.
-      totals: the sums of the weights, (1, k), and of the biases, where their mean is asked for.
+      bias: (1, columns), added before the soft cap; None without a bias or a soft cap.
+      offset: (1, columns), added after the soft cap; None if it is zero.
+      totals: sums of the weights, (1, k), and of the biases, if the mean logit is needed; or None.
     """
 
     w: jax.Array
@@ -249,7 +250,7 @@ class Vocabulary(NamedTuple):
 
 
 def padded(how: How, w, bias, columns: int) -> Vocabulary:
-    """The vocabulary with so many columns, of which those that are new have no probability."""
+    """Pad the vocabulary to a number of columns; the new columns have probability 0."""
     extra, wide = columns - how.size(w), wide_dtype(w.dtype)
     before = None if bias is None else bias.astype(wide)
     after = totals = None
@@ -267,19 +268,19 @@ def padded(how: How, w, bias, columns: int) -> Vocabulary:
 
 
 def part_of(how: How, w, bias, start, extent: int) -> Vocabulary:
-    """Some of a vocabulary, padded to rows that are aligned."""
+    """Vocab chunk, padded to aligned rows of logits."""
     part = lax.dynamic_slice_in_dim(w, start, extent, how.vocabulary_axis)
     own_bias = None if bias is None else lax.dynamic_slice_in_dim(bias, start, extent)
     return padded(how, part, own_bias, aligned(extent))
 
 
 def aligned(extent: int) -> int:
-    """The columns that a part of the vocabulary is padded to."""
+    """Number of columns that a vocab chunk is padded to."""
     return -(-extent // _ALIGNMENT) * _ALIGNMENT
 
 
 def logits_of(how: How, acc, bias, offset):
-    """Logits, from products with the weights, and their derivatives by these."""
+    """Logits from products with the weights, and their derivatives by the products or None."""
     soft_cap, slope = how.soft_cap, None
     z = how.rounded(acc, Step.PRODUCT)
     if bias is not None:
@@ -288,13 +289,13 @@ def logits_of(how: How, acc, bias, offset):
         capped = how.rounded(jnp.tanh(how.rounded(z / soft_cap, Step.QUOTIENT)), Step.TANH)
         z, slope = how.rounded(soft_cap * capped, Step.CAP), 1 - capped * capped
     if offset is not None:
-        # Without a cap it is the bias.
+        # Without a cap, the offset includes the bias.
         z = z + offset if soft_cap is not None else how.rounded(z + offset, Step.BIAS)
     return z, slope
 
 
 def with_logits(how: How, x, vocabulary: Vocabulary, function: Callable, operands):
-    """`function(z, slope, *operands)` of a chunk's logits, as `logits_of` gives them."""
+    """Run function(z, slope, *operands) as the epilogue of a chunk's logits; see `logits_of`."""
     addends = vocabulary.bias, vocabulary.offset
     epilogue = _of_logits(how, function, *(a is None for a in addends))
     addends = [a for a in addends if a is not None]
@@ -304,7 +305,7 @@ def with_logits(how: How, x, vocabulary: Vocabulary, function: Callable, operand
 
 @functools.lru_cache(maxsize=256)
 def _of_logits(how: How, function: Callable, no_bias: bool, no_offset: bool) -> Callable:
-    """The epilogue; of the same function the same one, whose trace is known."""
+    """Epilogue of a function of logits. Cached, so that its trace is cached, too."""
 
     def epilogue(acc, *operands):
         rest = list(operands)
@@ -315,12 +316,13 @@ def _of_logits(how: How, function: Callable, no_bias: bool, no_offset: bool) -> 
 
 
 class Labels(NamedTuple):
-    """Of each token of a chunk, where its label is and what it has there, as columns.
+    """Labels of the tokens of a chunk and their logits, as column vectors.
 
     Attributes:
-      columns: among those of this device; one that there is not where another device has it.
-      logits: NaN for a label that is none.
-      slopes: of the logits, or None.
+      columns: index of the label in this device's vocabulary; out of range if the
+        label is not there.
+      logits: logit of the label; NaN for an invalid label.
+      slopes: derivatives of the soft cap at the logits, or None.
     """
 
     columns: jax.Array
@@ -329,7 +331,7 @@ class Labels(NamedTuple):
 
 
 def labels_of(how: How, x, w, bias, labels) -> Labels:
-    """The labels' own logits, in float32 (float64 for float64) and without a product."""
+    """Compute the logits of the labels, in float32 (float64 for float64), without a GEMM."""
     size, wide = how.size(w), wide_dtype(w.dtype)
     is_label = (labels >= 0) & (labels < size * how.devices)
     if how.axis_name is not None:
@@ -345,7 +347,7 @@ def labels_of(how: How, x, w, bias, labels) -> Labels:
 
 
 def product_with_rows(how: How, x, w, taken) -> jax.Array:
-    """Of each token the product with one entry of the vocabulary, without a kernel of ours."""
+    """Product of each token with one entry of the vocabulary, computed by XLA."""
     wide, rows = wide_dtype(w.dtype), jnp.take(w, taken, how.vocabulary_axis)
     return jnp.sum(x.astype(wide) * (rows if how.vocabulary_axis == 0 else rows.T).astype(wide), -1)
 
@@ -354,15 +356,15 @@ def product_with_rows(how: How, x, w, taken) -> jax.Array:
 
 
 class Softmax(NamedTuple):
-    """A chunk's exponentials and, of each token, sums of them, as columns.
+    """Exponentials of a chunk's logits and their sums over the vocabulary, as column vectors.
 
     Attributes:
-      stored: (tokens, columns) exp(z - shift), by its derivative by the product where logits are
-        capped; None if it was not asked for.
-      shift: a number near the largest logit: mostly that of the label.
-      sums: of exp(z - shift) over the vocabulary.
-      moments: of (z - shift) * exp(z - shift), or None.
-      totals: of z itself, or None.
+      stored: exp(z - shift), of shape (tokens, columns), times the derivative of the soft cap if
+        there is one; None if not requested.
+      shift: a number near the largest logit, usually the logit of the label.
+      sums: sums of exp(z - shift).
+      moments: sums of (z - shift) * exp(z - shift), or None.
+      totals: sums of z, or None.
     """
 
     stored: jax.Array | None
@@ -373,7 +375,7 @@ class Softmax(NamedTuple):
 
     @property
     def lse(self) -> jax.Array:
-        """The logarithm of the sum of the exponentials of the logits."""
+        """Logarithm of the sum of the exponentials of the logits."""
         return self.shift + jnp.log(self.sums)
 
 
@@ -381,21 +383,22 @@ class Softmax(NamedTuple):
 def softmax(
     how: How, x, vocabulary: Vocabulary, logits, dtype, with_moments: bool, chunks: int
 ) -> Softmax:
-    """The softmax of all logits, in one product for each chunk of the tokens.
+    """Compute the softmax of all logits, in one product for each chunk of tokens.
 
-    The label's own logit is near enough to the largest one, and known before, unless a token's loss
-    is beyond all measure. Where there is such a token, or none of its logits is finite, its chunk
-    is done again beside the largest ones, which takes two more products. Whether there is one is
-    looked at once, after all chunks: a GPU need not wait between them.
+    Exponents are shifted by the label's logit instead of the row maximum. The label's logit is
+    known before the product, and near enough to the maximum unless a token's loss is extreme. If
+    the sum of a token's exponentials is out of range, its chunk is computed again with the row
+    maximum, in two more products. The check runs once, after all chunks, so that a GPU does not
+    wait between chunks.
 
     Args:
-      how: what the call says.
+      how: static parameters of the call.
       x: (tokens, k).
-      vocabulary: that of this device.
-      logits: of the tokens' labels, a column.
-      dtype: what exponentials are stored in; None, as of several chunks, stores none.
-      with_moments: whether moments are asked for.
-      chunks: how many.
+      vocabulary: vocabulary of this device.
+      logits: logits of the tokens' labels, a column vector.
+      dtype: dtype of the stored exponentials; None stores none, and is required for several chunks.
+      with_moments: whether to compute moments.
+      chunks: number of chunks of tokens.
     """
     usual = _by_chunks(how, x, vocabulary, _finite(logits), dtype, with_moments, chunks)
     is_off = _is_off(usual)
@@ -410,7 +413,7 @@ def softmax(
 
 @softmax.defjvp
 def _derivative_of_softmax(how, dtype, with_moments, chunks, primals, tangents):
-    """That of exponentials beside numbers that are constants."""
+    """Derivative of `softmax` with its shift as a constant."""
     x, vocabulary, logits = primals
     found = softmax(how, x, vocabulary, logits, dtype, with_moments, chunks)
 
@@ -421,7 +424,7 @@ def _derivative_of_softmax(how, dtype, with_moments, chunks, primals, tangents):
 
 
 def stores_logits(how: How, tokens: int, w) -> bool:
-    """Whether all logits are stored: in batch-invariant calls, and where there are few of them."""
+    """Whether all logits are stored: in batch-invariant calls, and if there are few logits."""
     if how.rows:
         return True
     is_asked = how.options.implementation is not None or how.chunk_bytes is not None
@@ -437,13 +440,13 @@ def softmax_of_stored(
     one order for any number of tokens: by halves.
 
     Args:
-      how: what the call says.
+      how: static parameters of the call.
       x: (tokens, k).
-      vocabulary: that of the only device.
+      vocabulary: the vocabulary, on one device.
       labels: (tokens,).
-      size: columns that are not padding.
-      dtype: what exponentials are stored in; None stores none.
-      with_moments: whether moments are asked for.
+      size: number of columns without padding.
+      dtype: dtype of the stored exponentials; None stores none.
+      with_moments: whether to compute moments.
     """
     if dtype is None:
         z, slope = with_logits(how, x, vocabulary, stored_logits, ()), None
@@ -469,7 +472,7 @@ def softmax_of_stored(
 
 
 def _sums_of_halves(x: jax.Array) -> jax.Array:
-    """The sum of each row, as a column: of its halves, element by element, until one is left."""
+    """Sum each row by adding its halves elementwise until one column is left."""
     columns = x.shape[1]
     x = jnp.pad(x, ((0, 0), (0, (1 << (columns - 1).bit_length()) - columns)))
     while x.shape[1] > 1:
@@ -478,7 +481,7 @@ def _sums_of_halves(x: jax.Array) -> jax.Array:
 
 
 def stored_logits(z, slope):
-    """The epilogue that logits are stored by."""
+    """Epilogue that stores the logits."""
     del slope
     return z
 
@@ -497,13 +500,13 @@ def _by_chunks(
 
 
 def _is_off(usual: Softmax) -> jax.Array:
-    """Of each token whether exponentials beside what they are beside are out of range."""
-    # Of NaN neither is true: what they are beside makes no difference.
+    """Whether the sum of each token's shifted exponentials is out of range."""
+    # False for NaN, which another shift does not change.
     return (usual.sums < np.exp(-_FURTHEST)) | (usual.sums > np.exp(_FURTHEST))
 
 
 def _mended(how: How, x, vocabulary: Vocabulary, usual: Softmax, is_off, dtype, with_moments: bool):
-    """A chunk's softmax, beside the largest logits if any of its tokens is off."""
+    """Softmax of a chunk, computed again with the row maximum as shift if any token is off."""
 
     def beside_largest():
         largest = with_logits(how, x, vocabulary, _largest, ())[:, None]
@@ -515,10 +518,9 @@ def _mended(how: How, x, vocabulary: Vocabulary, usual: Softmax, is_off, dtype, 
 
 
 def _once(is_asked, function: Callable, otherwise):
-    """What a function makes if that is asked for; else something of the same types.
+    """Return function() if is_asked, else `otherwise`, which has the same types.
 
-    A loop that is gone through once at most, because it may store in the same place what a
-    condition would copy.
+    A loop of at most one iteration can reuse the memory of `otherwise`, which `lax.cond` copies.
     """
     found, _ = lax.while_loop(
         lambda state: state[1], lambda state: (function(), state[1] & False), (otherwise, is_asked)
@@ -527,7 +529,7 @@ def _once(is_asked, function: Callable, otherwise):
 
 
 def _softmax(how: How, x, vocabulary: Vocabulary, shift, dtype, with_moments: bool) -> Softmax:
-    """The same beside given numbers."""
+    """Compute the softmax of a chunk with a given shift."""
     with_totals = how.soft_cap is not None and how.label_smoothing != 0
     function = _exponentials(dtype, with_moments, with_totals)
     shift, _ = same_varying(shift, x)
@@ -554,7 +556,7 @@ def _exponentials(dtype, with_moments: bool, with_totals: bool) -> Callable:
         if with_moments:
             sums.append((exponents * values).sum(-1))
         if with_totals:
-            # Capped logits are finite; what was padded is not, and has none.
+            # Capped logits are finite; padded ones are minus infinity, and count as 0.
             sums.append(jnp.where(z == -jnp.inf, 0, z).sum(-1))
         return *stored, *sums
 
@@ -567,7 +569,7 @@ def _largest(z, slope):
 
 
 def mean_logits(how: How, x, vocabulary: Vocabulary, softmax: Softmax, size: int) -> jax.Array:
-    """Of each token of a chunk the mean of the logits of `size` columns a device, as a column."""
+    """Mean logit of each token over `size` columns per device, as a column vector."""
     if softmax.totals is not None:
         return softmax.totals / (size * how.devices)
     of_weights, of_biases = vocabulary.totals

@@ -1,10 +1,10 @@
-"""Losses of tokens, each by itself: their gradients make the logits again.
+"""Losses of single tokens, whose gradients recompute the logits.
 
-Forwards, chunks of tokens take one product each. Backwards, chunks of the vocabulary do: of each
-the gradient of its logits is made in one product, and then the gradient of its weights and an
-addend of that of the tokens are one more each. Beside the operands only a number or two for each
-token are kept in between. Whole chunks are gone through in a loop, and what is left of the
-vocabulary comes after it, so that w is never padded or copied but by chunks.
+The forward pass runs one product for each chunk of tokens. The backward pass runs three for each
+vocab chunk: the gradient of its logits, the gradient of its weights, and an addend of the gradient
+of the tokens. Besides the operands, only one or two numbers for each token are stored in between.
+Full chunks run in a loop and the rest of the vocabulary after it, so that w is padded and copied
+only by chunks.
 """
 
 import functools
@@ -19,25 +19,25 @@ from jax_tcgemm.losses.logits import How
 from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.problem.dtypes import wide_dtype
 
-# Of a chunk of tokens, and twice that without entropies, of what its logits would take: a kernel
-# stores their sums alone. A chunk of a model's head has rows enough for products at full speed.
+# Bytes that the logits of a chunk of tokens would take, twice that without entropies; a kernel
+# stores only their sums. A chunk of a model's head has enough rows for products at full speed.
 _TOKENS_BYTES = 1 << 27
-# Of a chunk of the vocabulary, or what the gradient of x takes in float32, if that is more, which
-# is read again for each chunk.
+# Bytes of a vocab chunk; at least the bytes of the gradient of x in float32, which is read again
+# for each chunk.
 _VOCABULARY_BYTES = 224 << 20
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def token_losses(how: How, with_entropy: bool, x, w, bias, labels) -> tuple[jax.Array, ...]:
-    """The loss of each token, its lse, and, if asked for, the entropy of its distribution.
+    """Loss of each token, its lse, and, if requested, the entropy of its distribution.
 
         loss = (1 - smoothing) * (lse - z[label]) + smoothing * (lse - mean(z)) + z_loss * lse**2
 
-    Where devices share the vocabulary these are addends, of which the sum over them is meant.
+    If devices share the vocabulary, each returns addends; the results are their sums.
 
     Args:
-      how: what the call says.
-      with_entropy: whether the third result is asked for.
+      how: static parameters of the call.
+      with_entropy: whether to return the entropies.
       x: (tokens, k).
       w: (vocabulary of this device, k), or the other way round, of the same dtype.
       bias: None or (vocabulary of this device,).
@@ -50,7 +50,7 @@ def token_losses(how: How, with_entropy: bool, x, w, bias, labels) -> tuple[jax.
 def _forward(how, with_entropy, x, w, bias, labels):
     size = how.size(w)
     is_stored = lg.stores_logits(how, len(x), w)
-    # Of logits nothing is stored but sums: what the weights' own rows need is all.
+    # Only sums of the logits are stored, so only the rows of the weights need alignment.
     is_aligned = how.rows or (how.vocabulary_axis and not is_stored)
     vocabulary = lg.padded(how, w, bias, lg.aligned(size) if is_aligned else size)
 
@@ -71,15 +71,15 @@ def _forward(how, with_entropy, x, w, bias, labels):
         results.append(jnp.log(softmax.sums) - softmax.moments / softmax.sums)
     results = [r[:, 0] for r in results]
     kept = x, w, bias, labels, *results[1:]
-    # Addends vary over the devices that share the vocabulary, also where all have the same one.
+    # Addends vary over the devices that share the vocabulary, even if they are equal.
     *results, _ = same_varying(*results, x)
     return tuple(r / how.devices for r in results), kept
 
 
 def losses_of(how: How, x, vocabulary, labels, softmax, size: int) -> jax.Array:
-    """The losses of a chunk, as a column, with `size` columns of the vocabulary on a device."""
+    """Losses of a chunk, as a column vector, with `size` columns of the vocabulary per device."""
     lse, log_sums = softmax.lse, jnp.log(softmax.sums)
-    # As a rule the shift is the label's logit, whose size then costs the loss no digits.
+    # The shift is usually the label's logit, whose magnitude then costs the loss no digits.
     losses = (softmax.shift - labels.logits) + log_sums
     if how.label_smoothing:
         rest = lse - lg.mean_logits(how, x, vocabulary, softmax, size)
@@ -89,7 +89,7 @@ def losses_of(how: How, x, vocabulary, labels, softmax, size: int) -> jax.Array:
 
 
 def _backward(how, with_entropy, kept, cotangents):
-    """The gradients: of logits, p (a + b (z - lse)) + c [v = label] + d, times the cap's slope."""
+    """Gradients of `token_losses`, from the gradient of logits as `Gradient` describes it."""
     x, w, bias, labels, lse, *entropies = kept
     ct, ct_lse, *ct_entropies = cotangents
     growth = 1 + how.apart(2 * how.z_loss * lse) if how.z_loss else None
@@ -104,9 +104,9 @@ def _backward(how, with_entropy, kept, cotangents):
 
 
 class Gradient(NamedTuple):
-    """A gradient of logits: p (a + b (z - lse)) + c [v = label] + d, of numbers for each token.
+    """Gradient of logits, p (a + b (z - lse)) + c [v = label] + d, with numbers for each token.
 
-    It is that by the capped ones, where there is a cap. None for b or d is 0.
+    With a soft cap, this is the gradient of the capped logits. None for b or d means 0.
     """
 
     a: jax.Array
@@ -116,7 +116,7 @@ class Gradient(NamedTuple):
 
 
 def gradients_of(how: How, x, w, bias, labels, lse, gradient: Gradient):
-    """The gradients of x, w and bias, None without one, in three products that make the logits."""
+    """Gradients of x, w and bias (None without bias), in three products per vocab chunk."""
     size, axis = how.size(w), how.vocabulary_axis
     columns = [None if n is None else n[:, None] for n in (lse, *gradient)]
     columns = [n for n in columns if n is not None]
@@ -161,7 +161,7 @@ def gradients_of(how: How, x, w, bias, labels, lse, gradient: Gradient):
 
 @functools.cache
 def _gradients(dtype, with_entropy: bool, is_smoothed: bool):
-    """The gradients of logits by the product, in the dtype that they are multiplied in."""
+    """Epilogue that returns the gradients of the products, in the dtype of the next products."""
 
     def gradients(z, slope, label, lse, a, c, *rest):
         rest = list(rest)

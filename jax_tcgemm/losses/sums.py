@@ -1,14 +1,13 @@
-"""Weighted sums of losses of tokens, whose gradients are made beside them.
+"""Weighted sums of the losses of tokens, computed together with their gradients.
 
     out = sum over t of scales[t] * loss[t]
 
-By chunks of tokens: with P = exp(z - shift) and S its sums, the gradient of the logits is
+For each chunk of tokens, with P = exp(z - shift) and S its row sums, the gradient of the logits is
 
     scales * (P * (1 + 2 z_loss lse) / S - (1 - smoothing) * [v = label] - smoothing / V)
 
-which is a number for each token times P, once the label's element of P is set to what it has to be,
-and an addend of rank one. So P is multiplied as it is, by w and by the tokens, and nothing passes
-over it in between.
+which is a number for each token times P, if the label's element of P is replaced, plus a matrix of
+rank one. P is therefore multiplied by w and by the tokens as stored, without another pass over P.
 """
 
 import functools
@@ -29,27 +28,27 @@ _CHUNK_BYTES = 1 << 30
 
 
 def weighted_sum(how: How, recompute: bool, x, w, bias, labels, scales) -> jax.Array:
-    """The sum of the tokens' losses times their scales.
+    """Sum of the tokens' losses times their scales.
 
-    Where devices share the vocabulary it is an addend, of which the sum over them is meant.
+    If devices share the vocabulary, each returns an addend; the loss is their sum.
 
     Args:
       how: what the call says.
-      recompute: make the logits again for the gradients, as those of single losses are made.
+      recompute: whether to recompute the logits for the gradients, as `token_losses` does.
       x: (tokens, k).
       w: (vocabulary of this device, k), or the other way round, of the same dtype.
       bias: None or (vocabulary of this device,).
       labels: (tokens,) int32, among all of the vocabulary.
       scales: (tokens,), of the dtype of losses.
     """
-    # With both the part of each column is the slope of its cap, which is of no rank.
+    # With both, the smoothing term of each column is multiplied by the cap's slope: not rank one.
     if recompute or how.rows or (how.soft_cap is not None and how.label_smoothing):
         return _sum_of(scales, token_losses(how, False, x, w, bias, labels)[0])
     return _weighted_sum(how, x, w, bias, labels, scales)
 
 
 def _sum_of(scales, losses) -> jax.Array:
-    """Without what does not count, which may be infinite."""
+    """Sum losses times scales, without losses whose scale is 0, which may be infinite."""
     return jnp.sum(jnp.where(scales == 0, 0, scales * losses))
 
 
@@ -75,7 +74,7 @@ def losses_and_gradients(how: How, x, w, bias, labels, a, c):
     """Losses of tokens, their lse, and gradients of x, w and bias, in three products.
 
     Args:
-      how: what the call says; no smoothing or devices.
+      how: static parameters of the call, without smoothing and sharding.
       x: (tokens, k).
       w: (vocabulary, k), or the other way round.
       bias: None or (vocabulary,).
@@ -84,9 +83,9 @@ def losses_and_gradients(how: How, x, w, bias, labels, a, c):
       c: (tokens,).
 
     Returns:
-      The five, gradients of the dtypes of x, w and bias.
+      Losses, lse, and the gradients in the dtypes of x, w and bias.
     """
-    # Where a is 0 the label's part alone is there, and softmax has to have a factor yet.
+    # If a is 0, the label's term remains, and the softmax still needs a nonzero factor.
     a = jnp.where((a == 0) & (c != 0), 1e-6 * c, a)
 
     def weigh(own, softmax, a, c):
@@ -101,13 +100,14 @@ def losses_and_gradients(how: How, x, w, bias, labels, a, c):
 
 
 def _with_gradients(how: How, moves, weigh: Callable, x, w, bias, labels, *numbers):
-    """Losses, lse, and the gradients of x, w and bias, None for those that do not move.
+    """Compute losses, lse, and the gradients of x, w and bias; None for gradients not requested.
 
     Args:
-      how: what the call says.
-      moves: of each of the three, whether its gradient is asked for.
-      weigh: of a chunk's labels, softmax and numbers, as columns: what exponentials are multiplied
-        by, what the label's one has to be before that, and None or what is added to all, columns.
+      how: static parameters of the call.
+      moves: for x, w and bias, whether its gradient is requested.
+      weigh: weigh(labels, softmax, *numbers) of a chunk returns the factors of the exponentials,
+        the exponentials to put in place of the labels' own, and None or the addends of all
+        columns, as column vectors.
       x: (tokens, k).
       w: (vocabulary of this device, k), or the other way round.
       bias: None or (vocabulary of this device,).
@@ -167,15 +167,15 @@ def _with_gradients(how: How, moves, weigh: Callable, x, w, bias, labels, *numbe
 
 
 def _kept_dtype(dtype):
-    """What gradients are kept in until the cotangent is known, which may have to scale them up."""
+    """Dtype of gradients until the cotangent, which may scale them up, is known."""
     return jnp.dtype(jnp.float32) if dtype == jnp.float16 else dtype
 
 
 def _weighed(how: How, labels: lg.Labels, softmax: lg.Softmax, scales):
-    """What exponentials are multiplied by, and what the label's one has to be before that."""
+    """Factors of the exponentials, and the exponentials to put in place of the labels' own."""
     growth = 1 + 2 * how.z_loss * softmax.lse
     if how.z_loss:
-        # Only a sum of exponentials near none has it vanish, and the gradient cannot show that.
+        # growth vanishes only if lse is near -1 / (2 z_loss); this bounds the division below.
         growth = jnp.where(abs(growth) < 1e-6, 1e-6, growth)
     element = jnp.exp(labels.logits - softmax.shift)
     element = element - (1 - how.label_smoothing) * softmax.sums / growth
@@ -183,7 +183,7 @@ def _weighed(how: How, labels: lg.Labels, softmax: lg.Softmax, scales):
 
 
 def _with_labels(labels: lg.Labels, softmax: lg.Softmax, element) -> jax.Array:
-    """The exponentials of a chunk with others at the labels, times slopes of the cap."""
+    """Exponentials of a chunk with `element` at the labels, times the slopes of the soft cap."""
     element = element if labels.slopes is None else element * labels.slopes
     rows = jnp.arange(len(element), dtype=jnp.int32)
     return softmax.stored.at[rows, labels.columns[:, 0]].set(

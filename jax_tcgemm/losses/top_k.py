@@ -24,7 +24,7 @@ from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products.arguments import call_options
 
-# Of a chunk, and how many columns it has at least, of products that run at full speed.
+# Bytes of a chunk's logits, and its least number of columns, for products at full speed.
 _CHUNK_BYTES = 1 << 28
 _LEAST_COLUMNS = 4096
 
@@ -139,17 +139,17 @@ def _top_k(how: How, k: int, x, w, bias) -> tuple[jax.Array, jax.Array]:
 
 
 def _of_devices(how: How, k: int, w, values, indices) -> list[jax.Array]:
-    """Those of all devices that share the vocabulary, from each one's own."""
+    """Merge the largest logits of all devices that share the vocabulary."""
     place = lax.axis_index(how.axis_name)
 
     def together(own, nothing):
-        # In the order of the devices, so that lower indices stay first.
+        # In the order of the devices, so that lower indices come first.
         everyone = jnp.full((how.devices, *own.shape), nothing, own.dtype)
         everyone, _ = same_varying(everyone, own)
         found = how.total(lax.dynamic_update_index_in_dim(everyone, own, place, 0))
         return jnp.moveaxis(found, 0, 1).reshape(len(own), how.devices * own.shape[1])
 
-    # Nothing is added to values, not even the sign of a zero.
+    # Adding -0.0 changes no value, not even the sign of a zero.
     values = together(values, -0.0)
     indices = together(indices + how.size(w) * place, 0)
     values, places = lax.top_k(values, k)
@@ -157,14 +157,14 @@ def _of_devices(how: How, k: int, w, values, indices) -> list[jax.Array]:
 
 
 def _of_chunk(how: How, k: int, x, w, bias) -> list[jax.Array]:
-    """Those of a chunk of tokens, by chunks of the vocabulary."""
+    """Largest logits and their indices of a chunk of tokens, by vocab chunks."""
 
     def largest(z):
         values, indices = lax.top_k(z, min(k, z.shape[1]))
         return values, indices.astype(jnp.int32)
 
     def joined(found, more):
-        # Those of lower indices first, so that they stay so where values are equal.
+        # Lower indices first, so that equal values stay ordered by index.
         values, indices = (lax.concatenate(pair, 1) for pair in zip(found, more, strict=True))
         values, places = lax.top_k(values, k)
         return values, jnp.take_along_axis(indices, places, 1)
@@ -173,13 +173,13 @@ def _of_chunk(how: How, k: int, x, w, bias) -> list[jax.Array]:
 
 
 def _over_logits(how: How, function: Callable, joined: Callable, least: int, x, w, bias):
-    """What is made of a chunk of tokens' logits, values and where they are, by chunks of these.
+    """Reduce the logits of a chunk of tokens to values and indices, by vocab chunks.
 
     Args:
-      how: what the call says.
-      function: makes both of logits.
-      joined: makes both of two of them, that of lower places first.
-      least: how many columns a chunk has at least, of a vocabulary that has them.
+      how: static parameters of the call.
+      function: function(z) returns values and indices of the logits of a vocab chunk.
+      joined: joined(found, more) merges two results; the indices of `found` are lower.
+      least: least number of columns of a vocab chunk, if the vocabulary has as many.
       x: (tokens, k).
       w: (vocabulary of this device, k), or the other way round.
       bias: None or (vocabulary of this device,).
@@ -203,7 +203,7 @@ def _over_logits(how: How, function: Callable, joined: Callable, least: int, x, 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _with_derivatives(how: How, x, w, bias, values, indices) -> jax.Array:
-    """The values, with the derivatives that the logits at the indices have."""
+    """The values, with the derivatives of the logits at the indices."""
     del how, x, w, bias, indices
     return values
 
@@ -217,7 +217,7 @@ def _derivative(how: How, primals, tangents):
     first = 0 if how.axis_name is None else size * lax.axis_index(how.axis_name)
 
     def of_columns(columns):
-        """The derivatives of some of the k logits of each token, (columns, tokens)."""
+        """Derivatives of some of the k logits of each token, (columns, tokens)."""
         columns = columns - first
         is_own = (columns >= 0) & (columns < size)
         columns = jnp.where(is_own, columns, 0)
@@ -231,7 +231,7 @@ def _derivative(how: How, primals, tangents):
         found = found if db is None else found + db[columns].astype(wide)
         return how.total(jnp.where(is_own, found, 0))
 
-    # As many of the k at once as take of w what a chunk may.
+    # As many of the k at once as the gathered rows of w fit into a chunk.
     most = max(1, (how.chunk_bytes or _CHUNK_BYTES) // max(1, x.size * wide.itemsize))
     parts = [indices.T[i : i + most] for i in range(0, values.shape[1], most)]
     whole = len(parts) - (len(parts[-1]) != most)
@@ -249,10 +249,10 @@ def _derivative(how: How, primals, tangents):
 
 
 def argmax_of_logits(how: How, x, w, bias) -> jax.Array:
-    """Where each token has its largest logit, as `jnp.argmax` says: the first one, or a NaN.
+    """Index of each token's largest logit, as `jnp.argmax` returns it: the first, or a NaN.
 
     Args:
-      how: what the call says.
+      how: static parameters of the call.
       x: (tokens, k).
       w: (vocabulary, k), or the other way round.
       bias: None or (vocabulary,).

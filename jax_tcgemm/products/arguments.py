@@ -1,4 +1,4 @@
-"""Arguments of the public functions, checked and in the form that primitives take."""
+"""Checks and canonical forms of the arguments of the public functions."""
 
 import functools
 import itertools
@@ -19,26 +19,26 @@ from jax_tcgemm.sharding.layout import canonical_spec
 from jax_tcgemm.system.invariance import invariance
 from jax_tcgemm.system.jax_internals import converted
 
-# For how many rows what runs any number of them is chosen where nothing more is said.
+# The number of rows for which a batch-invariant call selects its kernel by default.
 _MANY_ROWS = 4096
 
 
 def call_options(
     op: str, implementation=None, config=None, batch_invariant=False, kind: str = "gemm"
 ) -> CallOptions:
-    """Return the options of a call, checked.
+    """Check the options of a call and return them.
 
     Args:
       op: the public function, for messages.
-      implementation: its argument.
-      config: its argument.
-      batch_invariant: its argument: a flag, a number of rows, or None, which takes what
-        `jax_tcgemm.batch_invariant` says.
-      kind: of `selection.check_names`.
+      implementation: argument of the public function.
+      config: argument of the public function.
+      batch_invariant: argument of the public function: a flag, a number of rows, or None for the
+        setting of `jax_tcgemm.batch_invariant`.
+      kind: kind of problem, as for `selection.check_names`.
 
     Raises:
-      TypeError: for a batch_invariant that is none of these, and names that are no strings.
-      ValueError: for unknown names, and for one together with batch_invariant.
+      TypeError: for another type of batch_invariant, and for names that are not strings.
+      ValueError: for unknown names, and for an implementation together with batch_invariant.
     """
     check_names(op, implementation, config, kind)
     if batch_invariant is None:
@@ -61,11 +61,11 @@ def call_options(
 
 
 def rows_that_decide(op: str, name: str, value) -> int:
-    """For how many rows what runs a product of any is chosen, from a flag or a number; 0 for False.
+    """Number of rows for which a batch-invariant call selects its kernel; 0 for False.
 
     Raises:
-      TypeError: when it is neither.
-      ValueError: when it is a number below 2.
+      TypeError: if the value is neither a flag nor an integer.
+      ValueError: if the value is a number below 2.
     """
     if isinstance(value, bool | np.bool_):
         return _MANY_ROWS if value else 0
@@ -83,15 +83,15 @@ def rows_that_decide(op: str, name: str, value) -> int:
 
 
 class ShapeError(ValueError, TypeError):
-    """Dimensions that do not fit: a TypeError, too, as which JAX's own products raise it."""
+    """Error of shapes that do not match. JAX's own products raise a TypeError in this case."""
 
 
 def as_array(op: str, name: str, x) -> jax.Array:
-    """`x` as a JAX array or tracer of a numeric dtype whose dimensions can be indexed.
+    """Return `x` as a JAX array or tracer of a numeric dtype, with dimensions below 2**31.
 
     Raises:
-      TypeError: when it is not an array or scalar of a numeric dtype.
-      ValueError: when a dimension is too large.
+      TypeError: if x is not an array or scalar of a numeric dtype.
+      ValueError: if a dimension is too large.
     """
     if isinstance(x, PackedWeight) or is_quantized(x):
         raise TypeError(
@@ -116,11 +116,11 @@ def as_array(op: str, name: str, x) -> jax.Array:
 
 
 def as_floating(op: str, name: str, x) -> jax.Array:
-    """`as_array` of a real floating-point dtype.
+    """Return `x` as an array of a real floating-point dtype; see `as_array`.
 
     Raises:
-      TypeError: as `as_array`, and for another dtype.
-      ValueError: as `as_array`.
+      TypeError: under the conditions of `as_array`, and for another dtype.
+      ValueError: under the conditions of `as_array`.
     """
     x = as_array(op, name, x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -132,7 +132,7 @@ def as_floating(op: str, name: str, x) -> jax.Array:
 
 
 def _converted(op: str, name: str, x) -> jax.Array:
-    """A number, or an array of another library, as a JAX array."""
+    """Convert a number, or an array of another library, to a JAX array."""
     if not (isinstance(x, bool | int | float | complex) or hasattr(x, "dtype")):
         raise TypeError(
             f"{op}: {name} must be an array, got {name} of type {type(x).__name__}; "
@@ -149,7 +149,7 @@ def _converted(op: str, name: str, x) -> jax.Array:
 
 
 def check_broadcasts(op: str, name: str, x, shape: tuple[int, ...]) -> None:
-    """Raises ValueError unless an array broadcasts to a shape."""
+    """Raise ValueError unless an array broadcasts to a shape."""
     tail = shape[len(shape) - x.ndim :]
     if x.ndim > len(shape) or any(a not in (1, b) for a, b in zip(x.shape, tail, strict=True)):
         raise ValueError(
@@ -159,11 +159,11 @@ def check_broadcasts(op: str, name: str, x, shape: tuple[int, ...]) -> None:
 
 
 def check_addend(op: str, name: str, x, shape: tuple[int, ...], dtype) -> None:
-    """Raises unless an array broadcasts to a shape and is of a kind that a result can hold.
+    """Check that an array broadcasts to a shape and that the result's dtype can hold its kind.
 
     Raises:
-      TypeError: when it is complex and the result real, or has fractions and the result none.
-      ValueError: when it does not broadcast.
+      TypeError: if x is complex and the result real, or x is inexact and the result is not.
+      ValueError: if x does not broadcast.
     """
     check_broadcasts(op, name, x, shape)
     for kind in (jnp.complexfloating, jnp.inexact):
@@ -175,7 +175,7 @@ def check_addend(op: str, name: str, x, shape: tuple[int, ...], dtype) -> None:
 
 
 def check_flag(op: str, name: str, value) -> bool:
-    """A flag as a bool; raises TypeError for what is neither true nor false."""
+    """Return a flag as a bool; raise TypeError for any other value."""
     if not isinstance(value, bool | int | np.bool_ | np.integer) or value not in (0, 1):
         raise TypeError(
             f"{op}: {name} must be True or False, got {name} of type {type(value).__name__}; "
@@ -185,11 +185,11 @@ def check_flag(op: str, name: str, value) -> bool:
 
 
 def real_number(op: str, name: str, value) -> float:
-    """A real number as a float.
+    """Return a real number as a float.
 
     Raises:
-      TypeError: when it is none.
-      ValueError: when a float cannot hold it.
+      TypeError: if the value is not a real number.
+      ValueError: if a float cannot hold the value.
     """
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(
@@ -200,7 +200,7 @@ def real_number(op: str, name: str, value) -> float:
 
 
 def in_range(op: str, name: str, kind: type, value) -> float | complex:
-    """A number as a float or complex one; raises ValueError when that cannot hold it."""
+    """Convert a number to `kind`, float or complex; raise ValueError if it does not fit."""
     try:
         return kind(value)
     except OverflowError:
@@ -214,7 +214,7 @@ def _is_numeric(dtype) -> bool:
 
 
 def as_integers(op: str, name: str, x) -> jax.Array:
-    """`x` as int32: a size, offset or index beyond that means the same as the last one in it."""
+    """Return sizes, offsets or indices as int32, clipped to its range."""
     x = as_array(op, name, x)
     if not jnp.issubdtype(x.dtype, jnp.integer):
         raise TypeError(
@@ -227,10 +227,10 @@ def as_integers(op: str, name: str, x) -> jax.Array:
 
 
 def canonical_element_type(op: str, dtype) -> np.dtype | None:
-    """A `preferred_element_type` as the dtype JAX would give an array of it.
+    """Return a `preferred_element_type` as the dtype that JAX gives an array of this dtype.
 
     Raises:
-      TypeError: when it is not a numeric dtype.
+      TypeError: if it is not a numeric dtype.
     """
     if dtype is None:
         return None
@@ -247,7 +247,7 @@ def canonical_element_type(op: str, dtype) -> np.dtype | None:
 
 
 def promoted_dtype(op: str, *operands) -> np.dtype:
-    """The dtype that arrays or dtypes promote to; raises TypeError where there is none."""
+    """Return the dtype that arrays or dtypes promote to; raise TypeError if there is none."""
     try:
         return jnp.result_type(*operands)
     except ValueError:
@@ -258,10 +258,10 @@ def promoted_dtype(op: str, *operands) -> np.dtype:
 
 
 def promoted_type(op: str, *arrays) -> tuple[np.dtype, bool]:
-    """The dtype of a product of these arrays, and whether it is weak."""
+    """Return the dtype of a product of arrays, and whether it is a weak type."""
     dtype = promoted_dtype(op, *arrays)
     scalars = [jax.ShapeDtypeStruct((), x.dtype, weak_type=jax.typeof(x).weak_type) for x in arrays]
-    # No integer type holds those of int64 and uint64: JAX takes a weak float.
+    # No integer dtype holds both int64 and uint64: JAX promotes them to a weak float.
     is_float = jnp.issubdtype(dtype, jnp.inexact)
     is_of_integers = not any(jnp.issubdtype(x.dtype, jnp.inexact) for x in arrays)
     if not any(scalar.weak_type for scalar in scalars) and not (is_float and is_of_integers):
@@ -271,7 +271,7 @@ def promoted_type(op: str, *arrays) -> tuple[np.dtype, bool]:
 
 
 def weakened(x: jax.Array) -> jax.Array:
-    """`x` with a weak type."""
+    """Return `x` with a weak type."""
     return converted(x, x.dtype, weak_type=True)
 
 
@@ -288,12 +288,12 @@ def check_manual(op: str, name: str, axes) -> None:
 
 
 def canonical_sharding(op: str, sharding, ndim: int) -> NamedSharding | None:
-    """The `out_sharding` of a result of `ndim` dimensions as JAX's primitives take it.
+    """Return an `out_sharding` of a result with `ndim` dimensions as a NamedSharding or None.
 
     Raises:
-      TypeError: when it is not a NamedSharding, a PartitionSpec or None.
-      ValueError: when it has more entries than there are dimensions, or names an axis that is not
-        an explicit one of its mesh.
+      TypeError: if it is not a NamedSharding, a PartitionSpec or None.
+      ValueError: if it has more entries than there are dimensions, or names an axis that is not an
+        explicit axis of its mesh.
     """
     if sharding is None:
         return None
@@ -327,7 +327,7 @@ def canonical_sharding(op: str, sharding, ndim: int) -> NamedSharding | None:
 
 
 def accumulating(dtype: np.dtype, *operands: jax.Array) -> list[jax.Array]:
-    """Operands whose product accumulates in as many bits as a result of `dtype` has."""
+    """Convert operands to `dtype` if their product accumulates in fewer bits than `dtype` has."""
     acc = accumulator_dtype(*(x.dtype for x in operands[:2]))
     is_wider = dtype.kind == acc.kind and dtype.itemsize > acc.itemsize
     return [x.astype(dtype) if is_wider else x for x in operands]

@@ -29,16 +29,17 @@ from jax_tcgemm.sharding import shardings
 from jax_tcgemm.system.exact import Exactly
 from jax_tcgemm.system.jax_internals import trace_context
 
-# What the arguments are whose place an epilogue takes, where they are not given.
+# Defaults of the arguments that an epilogue replaces; other arguments default to None.
 _DEFAULTS = {"alpha": 1.0, "donate_residual": False}
 
 
 def check_alone(op: str, epilogue, epilogue_operands, **replaced) -> None:
-    """Checks an epilogue, if there is one, and that nothing is given whose place it takes.
+    """Check an epilogue and its operands, and that no argument is given that it replaces.
 
     Raises:
-      TypeError: when it is no function, or its operands are no sequence.
-      ValueError: when it has operands and is None, or comes with what it replaces.
+      TypeError: if the epilogue is not a function, or its operands are not a tuple or list.
+      ValueError: if operands are given without an epilogue, or an argument in `replaced` is given
+        with an epilogue.
     """
     if not isinstance(epilogue_operands, tuple | list):
         raise TypeError(
@@ -85,21 +86,21 @@ def with_epilogue(
     out_sharding=None,
     in_place: int | None = None,
 ):
-    """Traces an epilogue, checks its operands and results, and binds the primitive.
+    """Trace an epilogue, check its operands and results, and bind the primitive.
 
     Args:
       options: options of the call.
       lhs: left operand.
       rhs: right operand.
-      epilogue: a function, `check_alone`; of both products of a gated one.
-      operands: its own, a tuple or list.
+      epilogue: a function, `check_alone`; of both accumulators of a gated product.
+      operands: the operands of the epilogue, a tuple or list.
       dimension_numbers: canonical.
       rhs_up: None, or the second right operand of a gated product.
-      pair: None, or the dimension of the product that tells gate and up apart.
+      pair: None, or the dimension of the product that separates gate and up.
       permutation: order of the result's dimensions.
       precision: as for `matmul`.
-      out_sharding: of what the epilogue is given, as for `matmul`.
-      in_place: None, or of a `Layer` the number of the operand whose memory the result may take.
+      out_sharding: sharding of the accumulator, as for `matmul`.
+      in_place: None, or for a `Layer` the index of the operand whose memory the result may reuse.
 
     Returns:
       What the epilogue returns.
@@ -128,7 +129,7 @@ def with_epilogue(
 
 
 def applied(op: str, accs: Sequence[jax.Array], epilogue: Callable, operands: Sequence):
-    """What an epilogue makes of accumulators that are arrays already, checked likewise."""
+    """Apply an epilogue to accumulators that are arrays, after the checks of `with_epilogue`."""
     traced, operands = _checked(op, tuple(map(jax.typeof, accs)), epilogue, operands)
     out = core.jaxpr_as_fun(traced.function)(*accs, *operands)
     return jax.tree.unflatten(traced.results, out)
@@ -141,14 +142,14 @@ def with_encoded_epilogue(
     epilogue: Callable,
     operands: Sequence,
 ):
-    """The same of a product of encoded factors.
+    """Run a product of operands in any encoding with an epilogue; see `with_epilogue`.
 
     Args:
       options: options of the call.
-      encoding: how the factors are stored.
-      factors: they.
-      epilogue: a function, `check_alone`; of both products of a gated one.
-      operands: its own, a tuple or list.
+      encoding: how the product's operands are stored.
+      factors: the product's operands.
+      epilogue: a function, `check_alone`; of both accumulators of a gated product.
+      operands: the operands of the epilogue, a tuple or list.
 
     Returns:
       What the epilogue returns.
@@ -169,9 +170,11 @@ def with_encoded_epilogue_of_groups(
     groups: int,
     accs: Sequence[jax.Array] | None = None,
 ):
-    """The same of a grouped product of so many weights, whose operands may be by group.
+    """Run a grouped product in any encoding with an epilogue; see `with_encoded_epilogue`.
 
-    `accs`: its accumulators, if they are arrays already.
+    Operands of the epilogue may have a value for each group.
+
+    `groups`: the number of groups. `accs`: the accumulators, if they are arrays already.
     """
     op, shape = options.function, encoding.shape(factors)
     operands, by_group = _operands_of_groups(op, operands, groups, shape)
@@ -197,17 +200,19 @@ def with_grouped_epilogue(
     precision=None,
     out_sharding=None,
 ):
-    """The same of a grouped product of form rows, whose operands may be by group.
+    """Run a grouped product with ragged rows and an epilogue; see `with_epilogue`.
+
+    Operands of the epilogue may have a value for each group.
 
     Args:
       options: options of the call.
       factors: checked, without batch dimensions.
-      epilogue: a function, `check_alone`; of both products of a gated one.
-      operands: its own, a tuple or list.
+      epilogue: a function, `check_alone`; of both accumulators of a gated product.
+      operands: the operands of the epilogue, a tuple or list.
       gated: whether rhs has two matrices for each group.
-      blocks: None, or those that the scales among the factors are of.
+      blocks: None, or the block shapes of the scales in `factors`.
       precision: as for `ragged_dot`.
-      out_sharding: of what the epilogue is given, as for `ragged_dot`.
+      out_sharding: sharding of the accumulators, as for `ragged_dot`.
 
     Returns:
       What the epilogue returns.
@@ -228,7 +233,7 @@ def with_grouped_epilogue(
 
 
 def _operands_of_groups(op: str, operands: Sequence, groups: int, shape: tuple[int, int]):
-    """The operands of a grouped function, and for each whether it has a value for each group."""
+    """Operands of a grouped epilogue, and for each whether it has a value for each group."""
     operands = [_operand(op, f"epilogue_operands[{i}]", x) for i, x in enumerate(operands)]
     return operands, tuple(_is_by_group(op, i, x, groups, shape) for i, x in enumerate(operands))
 
@@ -281,7 +286,7 @@ def _is_key(x) -> bool:
 
 
 class _Traced(NamedTuple):
-    """A function as a jaxpr, how its results are arranged, and what of them is no array."""
+    """Jaxpr of a function, the tree of its results, and the type of a result that is no array."""
 
     function: core.ClosedJaxpr
     results: jax.tree_util.PyTreeDef
@@ -289,11 +294,11 @@ class _Traced(NamedTuple):
 
 
 class _ClosesOverArraysError(Exception):
-    """Leaves a trace, its argument, out of the cache: another one closes over other arrays."""
+    """Raised with a trace that closes over arrays, and therefore must not be cached."""
 
 
 def _trace(epilogue: Callable, types: tuple) -> _Traced:
-    """The trace of a function; of the same function and types the same one."""
+    """Trace of a function, cached by the function and its argument types."""
     try:
         known = Exactly(epilogue)
     except TypeError:

@@ -146,7 +146,7 @@ def with_symmetric_epilogue(
 
 
 def _numbers(ndim: int, axis: int):
-    """The dimension numbers of a product that contracts an axis of both operands."""
+    """Dimension numbers of a product that contracts the same axis of both operands."""
     batch = tuple(range(ndim - 2))
     return ((ndim + axis,), (ndim + axis,)), (batch, batch)
 
@@ -185,9 +185,9 @@ class ScaledSum:
     """The epilogue alpha * acc + beta * c, rounded to a dtype.
 
     Attributes:
-      dtype: that of the result.
-      alpha: a number, or None: the next operand.
-      beta: likewise.
+      dtype: dtype of the result.
+      alpha: a number, or None if alpha is an operand.
+      beta: a number, or None if beta is an operand; it follows alpha.
     """
 
     dtype: np.dtype
@@ -196,13 +196,13 @@ class ScaledSum:
 
     @classmethod
     def of(cls, dtype, alpha, beta) -> tuple["ScaledSum", list]:
-        """Return the epilogue of floats and 0-D arrays, and those that are its operands."""
+        """Return the epilogue for floats or 0-D arrays, and the arrays, which are its operands."""
         scalars = [v for v in (alpha, beta) if not isinstance(v, float)]
         known = (v if isinstance(v, float) else None for v in (alpha, beta))
         return cls(np.dtype(dtype), *known), scalars
 
     def __call__(self, acc, *operands):
-        """Of an accumulator, c if there is one, and scalars that are no numbers."""
+        """Apply the epilogue to an accumulator, c if there is one, and scalars that are arrays."""
         wide = wide_dtype(acc.dtype if jnp.issubdtype(acc.dtype, np.inexact) else self.dtype)
         given = list(operands)
         c = given.pop(0) if given and given[0].ndim == acc.ndim else None
@@ -225,7 +225,7 @@ class _Spec:
     Attributes:
       options: options of the product.
       terms: the epilogue.
-      axis: of x, the one that is contracted.
+      axis: the contracted axis of x.
       precision: canonical.
       out_sharding: canonical.
     """

@@ -271,7 +271,7 @@ def gated_linear(
 
 
 def check_weight(op: str, name: str, x, w) -> None:
-    """Raises ValueError unless the last dimension of x is the first of w."""
+    """Raise ValueError unless the last dimension of x equals the first dimension of w."""
     if x.ndim < 1 or w.ndim < 2 or x.shape[-1] != w.shape[0]:
         raise ValueError(
             f"{op}: the last dimension of x must equal the first of {name}, which must have two, "
@@ -280,9 +280,9 @@ def check_weight(op: str, name: str, x, w) -> None:
 
 
 def gated_weights(op: str, name: str, x, weights, as_weight: Callable = as_array):
-    """The weights of a gated layer, checked: an array of shape (k, 2, n) or a pair of (k, n).
+    """Check the weights of a gated layer: an array of shape (k, 2, n) or a pair of (k, n).
 
-    `as_weight` says what an array is: `as_array`, or that of `products.quantized`.
+    `as_weight` checks one weight: `as_array`, or `products.quantized.as_weight`.
     """
     rule = f"{name} must be an array of shape (k, 2, n) or a pair of arrays of shape (k, n)"
     if isinstance(weights, Sequence) and len(weights) == 2:
@@ -304,7 +304,7 @@ def gated_weights(op: str, name: str, x, weights, as_weight: Callable = as_array
 
 
 def pair_of_biases(op: str, name: str, bias) -> jax.Array | None:
-    """The biases of a gated layer as an array of shape (2, n), or None."""
+    """Return the biases of a gated layer as an array of shape (2, n), or None."""
     if isinstance(bias, Sequence) and len(bias) == 2:
         own = [as_array(op, f"{name}[{i}]", b) for i, b in enumerate(bias)]
         if own[0].shape != own[1].shape:
@@ -342,23 +342,23 @@ def product(
     out_sharding=None,
     donate_residual: bool = False,
 ) -> jax.Array:
-    """Checks what is fused to a product and binds the primitive that says no more than is asked.
+    """Check the epilogue of a product and bind the plainest primitive that computes both.
 
     Args:
       options: options of the call.
-      lhs: left operand, perhaps quantised.
-      rhs: right operand, perhaps quantised.
+      lhs: left operand, an array or quantized array.
+      rhs: right operand, an array, quantized array or packed weight.
       dimension_numbers: canonical.
       permutation: order of the result's dimensions.
       rhs_up: None, or the second right operand of a gated product.
-      pair: None, or the dimension of the product that tells gate and up apart.
-      bias: None, or what broadcasts to the product.
+      pair: None, or the dimension of the product that separates gate and up.
+      bias: None, or an array that broadcasts to the product.
       activation: as for `linear`.
-      residual: None, or what broadcasts to the result.
-      alpha: factor.
+      residual: None, or an array that broadcasts to the result.
+      alpha: factor of the product.
       precision: as for `linear`.
       preferred_element_type: canonical dtype of the result, or None.
-      out_sharding: of the result, as for `linear`.
+      out_sharding: sharding of the result, as for `linear`.
       donate_residual: as for `linear`.
     """
     op = options.function

@@ -162,7 +162,7 @@ def mlp(
 
 @dataclasses.dataclass(frozen=True)
 class _Spec:
-    """What is static of a block; `pair` is the dimension of Z that tells gate and up apart."""
+    """Static parameters of a block; `pair` is the dimension of Z that separates gate and up."""
 
     options: CallOptions
     activation: str
@@ -179,7 +179,7 @@ class _Spec:
 
 
 def _by_layers(spec: _Spec, x, given: dict, residual) -> jax.Array:
-    """A block as two layers."""
+    """Run a block as two layers."""
     gate, *second = _weights(given["up"])
     h = product(
         spec.options,
@@ -207,7 +207,10 @@ def _by_layers(spec: _Spec, x, given: dict, residual) -> jax.Array:
 
 
 def checked_params(op, x, params, as_weight: Callable = as_array) -> dict:
-    """Those of a block that are given, by name; weights are as of `gated_weights` or a matrix."""
+    """Check the parameters of a block and return the given ones by name.
+
+    "up" is as `gated_weights` returns it, or a matrix.
+    """
     if not isinstance(params, Mapping):
         raise TypeError(
             f"{op}: params must be a mapping, got params of type {type(params).__name__}; "
@@ -286,7 +289,7 @@ def _contracting_last(x):
 
 
 def _hidden_sharding(x, up):
-    """Of the product of x and a weight: its rows as those of x, its columns as the weight's."""
+    """Sharding of the hidden layer: the row sharding of x and the column sharding of a weight."""
     columns = tuple(range(x.ndim, x.ndim + up.ndim - 1))
     names = tuple(range(x.ndim)), (x.ndim - 1, *columns)
     return shardings.following((x, up), names, (*names[0][:-1], *columns))
@@ -329,7 +332,7 @@ def _down(spec: _Spec, h, down, bias, residual) -> jax.Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _block(spec: _Spec, x, given: dict, buffers: dict) -> jax.Array:
-    del buffers  # There are only derivatives with respect to them.
+    del buffers  # Only derivatives with respect to them exist.
     (h,) = _up(spec, x, given["up"], given.get("up_bias"), keeps_z=False)
     return _down(spec, h, given["down"], given.get("down_bias"), given.get("residual"))
 
@@ -379,13 +382,13 @@ def _block_jvp(spec: _Spec, primals, tangents):
 
 
 def _tangents_of_z(spec: _Spec, primals, tangents) -> list[jax.Array]:
-    """The addends of Z's tangent but that of its bias."""
+    """Addends of the tangent of Z, without the tangent of the bias."""
     (x, given, buffers), (dx, dgiven, dbuffers) = primals, tangents
     up, found = given["up"], []
     hidden = _hidden_sharding(x, _weights(up)[0])
 
     def add(f, *ws):
-        """For one weight f(w), for a pair of them what they give side by side."""
+        """Append f(w) of one weight, or the stacked f(w) of a pair of weights."""
         parts = [f(*each) for each in zip(*map(_weights, ws), strict=True)]
         found.append(parts[0] if len(parts) == 1 else jnp.stack(parts, spec.pair))
 
@@ -404,7 +407,7 @@ def _product(spec: _Spec, a, b, out_sharding):
 
 
 def _accumulating(spec: _Spec, a, tangent, buffer, out_sharding):
-    """The product of `a` and a weight's tangent, whose transpose adds to what a buffer holds."""
+    """Product of `a` and a weight's tangent; its transpose adds to the content of the buffer."""
     return accumulating_tangent(
         tangent,
         a,
@@ -417,7 +420,7 @@ def _accumulating(spec: _Spec, a, tangent, buffer, out_sharding):
 
 
 def _instantiated(tangent, primal):
-    """A tangent, whole where only a part of it is None; None where all is."""
+    """Tangent of a weight or pair, with zeros for one that is None; None if all are None."""
     if all(t is None for t in _weights(tangent)):
         return None
     if not isinstance(tangent, tuple):

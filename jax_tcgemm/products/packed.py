@@ -1,4 +1,4 @@
-"""Products with packed weights: when the kernel of these takes them, and when they are arrays."""
+"""Products with packed weights: by the weight-only kernels, or with dequantized weights."""
 
 from collections.abc import Callable, Sequence
 
@@ -25,17 +25,17 @@ _DTYPES = (*_KERNEL_DTYPES, np.dtype(np.float32), np.dtype(np.float64))
 
 
 def is_packed(*operands) -> bool:
-    """Whether one of some operands, or Nones, is a packed weight."""
+    """Whether any of the operands, which may be None, is a packed weight."""
     return any(isinstance(x, PackedWeight) for x in operands)
 
 
 def kind_of(*operands, otherwise: str = "gemm") -> str:
-    """Of what kind of problems a product of these is."""
+    """Kind of problem of a product: "packed" with a packed weight, else `otherwise`."""
     return "packed" if is_packed(*operands) else otherwise
 
 
 def as_packed(op: str, name: str, w: PackedWeight, *, of_groups: bool = False) -> PackedWeight:
-    """A packed weight, or those of groups, whose arrays are what the format says.
+    """Check that the arrays of a packed weight, or of one per group, match its format.
 
     Raises:
       ValueError: for another version, arrays of other shapes or dtypes, or weights stacked along
@@ -78,11 +78,11 @@ def as_packed(op: str, name: str, w: PackedWeight, *, of_groups: bool = False) -
 
 
 def result_dtype(op: str, preferred: np.dtype | None, *operands) -> np.dtype:
-    """The dtype of a product: the one asked for, or that of what is multiplied by the weight.
+    """Dtype of a product: the preferred one, or the dtype of the other operands.
 
     Raises:
-      TypeError: unless that is one of arrays of a real floating-point dtype of 16 bits or more, or
-        quantised, with scales of such a dtype.
+      TypeError: unless another operand is an array of a real floating-point dtype of 16 bits or
+        more, or a quantized array with scales of such a dtype.
     """
     dtypes = [np.dtype(x.dtype) for x in operands if isinstance(x, jax.Array | QuantizedArray)]
     if not dtypes or any(dtype not in _DTYPES for dtype in dtypes):
@@ -95,14 +95,14 @@ def result_dtype(op: str, preferred: np.dtype | None, *operands) -> np.dtype:
 
 
 def _rows_of(x, axis: int | None, w: PackedWeight):
-    """What a weight is multiplied by, and None or the scales of its rows in float32.
+    """Return the operand that multiplies a packed weight, and None or its row scales in float32.
 
-    Quantised arrays are those of 8-bit floats and a scale for each row where a kernel may multiply
-    them, by integers of 4 bits, and are dequantised in bfloat16 elsewhere.
+    A float8_e4m3fn array with per-row scales stays in 8 bits beside int4 weights, which a kernel
+    multiplies directly. Any other quantized array is dequantized to bfloat16.
 
     Args:
-      x: an array, or a quantised one.
-      axis: its dimension that is contracted; None where no kernel may.
+      x: an array or a quantized array.
+      axis: the contracted dimension of x; None if no kernel can run the product.
       w: the weight.
     """
     if not isinstance(x, QuantizedArray):
@@ -127,7 +127,7 @@ def product(
     precision=None,
     out_sharding=None,
 ) -> jax.Array:
-    """A product of an array, or a quantised one, and a packed weight, in either order."""
+    """Product of a packed weight and an array or quantized array, in either order."""
     result_dtype(options.function, dtype, lhs, rhs)
     if is_packed(lhs) and not is_packed(rhs):
         if permutation is None:
@@ -161,7 +161,10 @@ def product(
 
 
 def _rows_for_kernel(lhs, w: PackedWeight, dimension_numbers):
-    """What kernels multiply by a packed weight, and its scales or None; None where none do."""
+    """Return the rows that a kernel multiplies by a packed weight, and their scales or None.
+
+    None if no kernel can run the product.
+    """
     (lhs_contract, rhs_contract), batch = dimension_numbers
     if rhs_contract != (0,) or any(batch):
         return None
@@ -187,9 +190,10 @@ def with_epilogue(
     precision=None,
     out_sharding=None,
 ):
-    """What an epilogue makes of the products of an array, or a quantised one, and packed weights.
+    """Run products of an array or quantized array with packed weights, with an epilogue.
 
-    In the kernel, where there is one weight and the result is arranged as its product.
+    The epilogue runs in the kernel if there is one weight, and the result has the dimension order
+    of the product and no `out_sharding`.
     """
     rows, rhs = None, rights[0]
     is_in_order = permutation is None or tuple(permutation) == tuple(range(len(permutation)))
@@ -213,7 +217,7 @@ def with_epilogue(
 def grouped_product(
     options: CallOptions, factors: Factors, dtype, *, out_sharding=None
 ) -> jax.Array | None:
-    """A grouped product by packed weights, of dtype `dtype`; None where they must be arrays."""
+    """Grouped product with packed weights; None if the weights must be dequantized first."""
     rows = _rows_of_groups(options, factors, out_sharding)
     if rows is None:
         return None
@@ -232,17 +236,18 @@ def with_grouped_epilogue(
     keeps_zeros: bool,
     out_sharding=None,
 ):
-    """What an epilogue makes of a grouped product by packed weights; None if they must be arrays.
+    """Run a grouped product with packed weights and an epilogue.
 
-    In the kernel, unless there are so many rows that the weights are arrays anyway.
+    None if the weights must be dequantized first. The epilogue runs in the kernel, unless there are
+    so many rows that the weights are dequantized to arrays.
 
     Args:
       options: options of the call.
       factors: checked; rhs is packed.
       epilogue: a function, such as a `Layer`.
-      operands: its own.
+      operands: the operands of the epilogue.
       gated: whether each weight is (k, 2, n).
-      keeps_zeros: whether the epilogue makes 0 of accumulators that are 0.
+      keeps_zeros: whether the epilogue maps accumulators that are 0 to 0.
       out_sharding: as for `ragged_dot`.
     """
     rows = _rows_of_groups(options, factors, out_sharding)
@@ -261,7 +266,10 @@ def with_grouped_epilogue(
 
 
 def _rows_of_groups(options: CallOptions, factors: Factors, out_sharding):
-    """What kernels multiply by the weights of groups, and its scales or None; None if none do."""
+    """Return the rows that a kernel multiplies by weights of groups, and their scales or None.
+
+    None if no kernel can run the product.
+    """
     w, gather = factors.rhs, factors.gather
     sharding = canonical_sharding(options.function, out_sharding, 2)
     by_kernel = w.order is None and sharding is None
@@ -278,7 +286,7 @@ def _rows_of_groups(options: CallOptions, factors: Factors, out_sharding):
 
 
 def _check_unasked(options: CallOptions) -> None:
-    """Raises ValueError where a kernel was asked for by name that cannot take the product."""
+    """Raise ValueError if an implementation is named, which cannot run the product."""
     implementation = options.implementation
     if implementation not in (None, "xla"):
         raise ValueError(
@@ -289,7 +297,7 @@ def _check_unasked(options: CallOptions) -> None:
 
 
 def _of_exchanged(permutation, lhs_ndim: int, rhs_ndim: int, dimension_numbers) -> tuple[int, ...]:
-    """The permutation of a product's result once its operands are exchanged."""
+    """Permutation of a product's result after its operands are exchanged."""
     (lhs_contract, rhs_contract), (batch, _) = dimension_numbers
     own = lhs_ndim - len(lhs_contract) - len(batch)
     others = rhs_ndim - len(rhs_contract) - len(batch)

@@ -91,7 +91,10 @@ def patch(*, implementation: str | None = None):
 
 
 class _Block:
-    """What `patch` returns. It has no finalizer: entered and never left, it stays."""
+    """Context manager and decorator that `patch` returns.
+
+    There is no finalizer: a block that is entered and never left stays in effect.
+    """
 
     def __init__(self, how: Routing):
         self._how = how
@@ -119,7 +122,7 @@ _replaced = []
 
 
 def _replace_binds() -> None:
-    """Replaces the bind of each routed primitive, until the last block is left."""
+    """Replace the bind of each routed primitive, until the last block is left."""
     global _num_inside
     with _lock:
         if _num_inside == 0:

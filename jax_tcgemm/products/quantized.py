@@ -1,8 +1,8 @@
-"""Products of quantised arrays: which scales follow the product, and which come before it.
+"""Products of quantized arrays: which scales are applied after the product, and which before.
 
-A scale that is the same along what is contracted is a factor of the result, and part of the
-product's epilogue. Scales of blocks of a contracted dimension are those of `scaled_matmul`. What
-else there is, zero points among it, is multiplied out before an ordinary product.
+Scales that do not differ along contracted dimensions are applied in the product's epilogue. Block
+scales along a contracted dimension are applied as in `scaled_matmul`. Other operands, such as ones
+with zero points, are dequantized before an ordinary product.
 """
 
 import dataclasses
@@ -40,11 +40,11 @@ INT8 = np.dtype(np.int8)
 
 
 def as_operand(op: str, name: str, x) -> jax.Array | QuantizedArray:
-    """An operand of a product: an array, `as_array`, or a quantised one whose blocks divide it.
+    """Check an operand of a product: an array, `as_array`, or a quantized array.
 
     Raises:
-      TypeError: when it is neither, and for scales that are not real floating point.
-      ValueError: for scales or zero points that do not go with the values.
+      TypeError: if x is neither, its values are not real, or its scales are not floating point.
+      ValueError: if the shapes of scales or zero points do not match the values.
     """
     if packed.is_packed(x):
         raise TypeError(
@@ -76,14 +76,14 @@ def as_operand(op: str, name: str, x) -> jax.Array | QuantizedArray:
 def as_weight(
     op: str, name: str, x, *, of_groups: bool = False
 ) -> jax.Array | QuantizedArray | PackedWeight:
-    """As `as_operand`, or a packed weight, or those of groups."""
+    """Check a weight: as `as_operand`, or packed, with `of_groups` one weight per group."""
     if packed.is_packed(x):
         return packed.as_packed(op, name, x, of_groups=of_groups)
     return as_operand(op, name, x)
 
 
 def _tile(op: str, name: str, qvalue, block) -> tuple[int, ...] | None:
-    """The extents of blocks of all dimensions; those in front may have been mapped or sliced."""
+    """Block shape of all dimensions; leading dimensions may have been mapped or sliced away."""
     if block is None:
         return None
     if not isinstance(block, tuple) or any(not isinstance(x, int) or x < 1 for x in block):
@@ -95,7 +95,7 @@ def _tile(op: str, name: str, qvalue, block) -> tuple[int, ...] | None:
 
 
 def _check_blocks(op: str, what: str, factors, shape, tile) -> None:
-    """Raises ValueError for scales whose numbers are not those of blocks."""
+    """Raise ValueError if the shape of scales does not match the number of blocks."""
     fits = factors.ndim == len(shape)
     for axis, (own, extent) in enumerate(zip(factors.shape, shape, strict=False)):
         if own in (1, extent):
@@ -113,12 +113,12 @@ def _check_blocks(op: str, what: str, factors, shape, tile) -> None:
 
 
 def is_any(*operands) -> bool:
-    """Whether one of some operands, or Nones, is quantised, packed or not."""
+    """Whether any of the operands, which may be None, is a quantized array or packed weight."""
     return any(isinstance(x, QuantizedArray | PackedWeight) for x in operands)
 
 
 def squeezed(x, axes):
-    """An operand without some dimensions of extent 1."""
+    """Remove dimensions of size 1 from an operand."""
     if packed.is_packed(x):
         return lax.squeeze(x.dequantize(), axes) if len(axes) else x
     x = jax.tree.map(lambda array: lax.squeeze(array, axes), x)
@@ -130,7 +130,7 @@ def squeezed(x, axes):
 
 
 def as_arrays(*operands) -> list[jax.Array]:
-    """Operands, dequantised, and those of 8-bit floats, which promote to nothing, in bfloat16."""
+    """Dequantize the operands. 8-bit floats, which have no promotion rules, become bfloat16."""
     operands = [x.dequantize() if packed.is_packed(x) else x for x in operands]
     arrays = [dequantized(x) if is_any(x) else x for x in operands]
     return [x.astype(jnp.bfloat16) if x.dtype in FLOAT8 else x for x in arrays]
@@ -156,14 +156,15 @@ def result_dtype(op: str, preferred: np.dtype | None, *operands) -> np.dtype:
 
 
 def values_of(x) -> jax.Array:
-    """An array, or the values of a quantised one."""
+    """The values of a quantized array, or the array itself."""
     return x.qvalue if is_any(x) else x
 
 
 def multiplied(*operands) -> list[jax.Array] | None:
-    """What is multiplied before it is scaled, of dtypes that go together; None where there is none.
+    """Values to multiply before scaling, converted to dtypes that products accept together.
 
-    Beside wider numbers, 8 bits are converted to those, in which they are exact.
+    8-bit values beside an operand of a wider dtype are converted to the wider dtype, which is
+    exact. None if an operand has zero points, or the wider dtypes differ or are not floating point.
     """
     if any(is_any(x) and x.zero_point is not None for x in operands):
         return None
@@ -185,10 +186,10 @@ def multiplied(*operands) -> list[jax.Array] | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Scaled:
-    """An epilogue of accumulators that are multiplied by scales first.
+    """An epilogue that multiplies the accumulators by scales first.
 
-    `places` are those of each accumulator's among the `number` of scales, which come before the
-    epilogue's own operands.
+    The first `number` operands are scales; `places` lists the indices of each accumulator's scales.
+    The operands of `epilogue` follow.
     """
 
     epilogue: Callable
@@ -198,7 +199,7 @@ class _Scaled:
 
     @property
     def is_checked(self) -> bool:
-        """Whether the operands are checked already, as those of a `Layer` are."""
+        """Whether the operands are checked already, as for a `Layer`."""
         return getattr(self.epilogue, "is_checked", False)
 
     def __call__(self, *arguments):
@@ -216,13 +217,13 @@ class _Scaled:
 
 
 def accumulated(*operands) -> np.dtype:
-    """The dtype in which products are scaled."""
+    """Dtype in which products are scaled."""
     dtypes = [x.dtype for x in operands if jnp.issubdtype(x.dtype, jnp.floating)]
     return np.dtype(jnp.result_type(np.float32, *(wide_dtype(dtype) for dtype in dtypes)))
 
 
 def scaling(epilogue, dtype, scales: Sequence[Sequence[jax.Array]]):
-    """An epilogue after scaling, and the scales that become operands, each once."""
+    """Return an epilogue that scales first, and its scales, each once, as operands."""
     flat = list({id(x): x for own in scales for x in own}.values())
     numbers = {id(x): number for number, x in enumerate(flat)}
     places = tuple(tuple(numbers[id(x)] for x in own) for own in scales)
@@ -233,7 +234,7 @@ def scaling(epilogue, dtype, scales: Sequence[Sequence[jax.Array]]):
 
 
 def product(options: CallOptions, lhs, rhs, *, preferred_element_type=None, **how) -> jax.Array:
-    """A product of quantised operands, rounded; `how` as for `with_epilogue`."""
+    """Rounded product of quantized operands; `how` as for `with_epilogue`."""
     dtype = result_dtype(options.function, preferred_element_type, lhs, rhs)
     return with_epilogue(options, lhs, rhs, Layer(dtype), (), **how)
 
@@ -253,10 +254,10 @@ def with_epilogue(
     out_sharding=None,
     in_place: int | None = None,
 ):
-    """`products.epilogue.with_epilogue`, of operands that may be quantised.
+    """Run `products.epilogue.with_epilogue` with operands that may be quantized.
 
-    Of quantised ones the epilogue is given the product with its scales, in float32 at least, and
-    nothing is in place.
+    For quantized operands, the epilogue gets the scaled product in float32 or float64, and
+    `in_place` is ignored.
     """
     op = options.function
     how = {"dimension_numbers": dimension_numbers, "permutation": permutation}
@@ -319,13 +320,13 @@ def has_blocks(x, contracted) -> bool:
 
 
 def of_wide_numbers(op: str, precision):
-    """A precision for operands that are no 8-bit floats any more."""
+    """Precision for operands that were converted from 8 bits to a wider dtype."""
     precision = canonical_precision(op, precision)
     return of_dequantized(precision)
 
 
 def _scales_of_result(lhs, rights, numbers, permutation, pair) -> list[list[jax.Array]]:
-    """For each accumulator, the scales that it is to be multiplied by."""
+    """For each accumulator, the scales to multiply it by."""
     ((lhs_contract, rhs_contract), (lhs_batch, rhs_batch)) = numbers
     counts = [
         x.ndim - len(contract) - len(batch)
@@ -362,9 +363,10 @@ def _scales_of_result(lhs, rights, numbers, permutation, pair) -> list[list[jax.
 
 
 def _in_one_array(lhs, rights, pair: int | None, *, dimension_numbers, permutation):
-    """Gate and up as one operand, and of `_by_blocks` what it then is told; None where it cannot.
+    """Return gate and up as one operand, and the arguments of `_by_blocks` for it, or None.
 
-    Arrays of both are put together in 8 bits, where XLA brings them to rows of k anyway.
+    Separate arrays of gate and up are stacked in 8 bits; XLA transposes them to rows of k anyway.
+    None if gate and up cannot be one operand.
     """
     ((lhs_contract, rhs_contract), (lhs_batch, rhs_batch)) = dimension_numbers
     rhs, *second = rights
@@ -398,9 +400,9 @@ def _by_blocks(
     precision,
     of_pair=None,
 ) -> jax.Array:
-    """A product of operands whose scales are of blocks, brought to (*batch, *rows, k).
+    """Product of operands with block scales, transposed to (*batch, *rows, k).
 
-    `of_pair`: None, or the dimension of rhs that tells gate and up apart, `_in_one_array`.
+    `of_pair`: None, or the dimension of rhs that separates gate and up; see `_in_one_array`.
     """
     ((lhs_contract, rhs_contract), (lhs_batch, rhs_batch)) = dimension_numbers
     pair = () if of_pair is None else (of_pair,)
@@ -425,9 +427,9 @@ def _by_blocks(
 
 
 def _of_rows(x, batch, contract) -> tuple[jax.Array, jax.Array, tuple[int, int], bool]:
-    """Values and scales of shape (*batch, *rows, k), blocks of the last two, whether it has a row.
+    """Return values and scales (*batch, *rows, k), and the block of the last two dimensions.
 
-    One that has none is given one.
+    An operand without free dimensions gets one row; the last result is whether it did.
     """
     free = [axis for axis in range(x.ndim) if axis not in (*contract, *batch)]
     order, kept = (*batch, *free, *contract), len(batch) + len(free)

@@ -1,4 +1,4 @@
-"""Grouped products of quantised arrays, as `products.quantized` has dense ones."""
+"""Grouped products of quantized arrays, as `products.quantized` has dense ones."""
 
 import jax
 import jax.numpy as jnp
@@ -29,9 +29,9 @@ _ALL_TOKENS = 1 << 30
 
 
 def grouped_scales(factors: Factors, gated: bool):
-    """The scales of a grouped product's accumulators, and its factors of plain arrays.
+    """Return the scales of a grouped product's accumulators, and its operands as plain arrays.
 
-    None where scales or zero points are not of rows, groups and columns.
+    None if scales differ along k, or under the conditions of `multiplied`.
     """
     lhs, rhs = factors.lhs, factors.rhs
     if has_blocks(lhs, (1,)) or has_blocks(rhs, (1,)):
@@ -39,7 +39,7 @@ def grouped_scales(factors: Factors, gated: bool):
     if (values := multiplied(lhs, rhs)) is None:
         return None
     if values[0].dtype != values[1].dtype:
-        # Of 8-bit floats no kernel multiplies groups of one by the other; bfloat16 has both.
+        # No grouped kernel multiplies two different 8-bit float dtypes; bfloat16 represents both.
         values = [x.astype(jnp.bfloat16) for x in values]
     scales = [[] for _ in range(1 + gated)]
     if is_any(lhs):
@@ -56,9 +56,9 @@ def grouped_scales(factors: Factors, gated: bool):
 
 
 def _grouped_blocks(factors: Factors, gated: bool):
-    """Factors of plain arrays with scales of blocks of k, and these blocks.
+    """Return operands as plain arrays with block scales along k, and the block shapes.
 
-    None where they are no integers or floats of 8 bits without zero points.
+    None unless the values are 8-bit integers or floats without zero points.
     """
     values = multiplied(factors.lhs, factors.rhs)
     if values is None or values[0].dtype not in (*FLOAT8, INT8):
@@ -82,7 +82,7 @@ def _grouped_blocks(factors: Factors, gated: bool):
 
 
 def _scales(x) -> tuple[jax.Array, tuple[int, ...]]:
-    """Those of an operand in float32, and the extents of what each is for."""
+    """Scales of an operand in float32, and the block shape of each scale."""
     if not is_any(x):
         return jnp.ones((1,) * x.ndim, jnp.float32), x.shape
     return x.scale.astype(jnp.float32), tuple(max(extent, 1) for extent in x.tile)
@@ -98,16 +98,16 @@ def grouped(
     precision,
     **how,
 ):
-    """A grouped product of quantised operands, scaled in its epilogue; None where it cannot be.
+    """Grouped product of quantized operands, scaled in its epilogue; None if no kernel can run it.
 
     Args:
       options: options of the call.
-      factors: checked, quantised ones among them.
+      factors: checked operands of the product; at least one is quantized.
       epilogue: a function, such as a `Layer`.
-      operands: its own.
+      operands: the operands of the epilogue.
       gated: whether rhs has two matrices for each group.
       precision: as for `ragged_dot`.
-      **how: of `products.epilogue.with_grouped_epilogue`.
+      **how: other arguments of `products.epilogue.with_grouped_epilogue`.
     """
     how |= {"gated": gated, "precision": precision}
     if packed.is_packed(factors.rhs):
@@ -130,14 +130,14 @@ def grouped(
 
 
 def _grouped_by_packed(options, factors, epilogue, operands, *, gated, precision, **how):
-    """The same by packed weights."""
+    """Run `grouped` with packed weights."""
     op = options.function
     canonical_precision(op, precision)
     rounded = rounded_dtype(epilogue)
     if rounded is not None:
         return packed.grouped_product(options, factors, rounded, **how)
-    # What is 0 of products that are 0 needs not be told which rows are of no group. Of the
-    # activations sigmoid alone is not, unless a gate multiplies it by 0.
+    # An epilogue that maps 0 to 0 needs no mask for rows of no group. Every activation but sigmoid
+    # does, and sigmoid does if a gate multiplies it by 0.
     is_layer = isinstance(epilogue, Layer) and not epilogue.num_biases
     how["keeps_zeros"] = is_layer and (gated or epilogue.activation != "sigmoid")
     return packed.with_grouped_epilogue(options, factors, epilogue, operands, gated=gated, **how)
@@ -146,18 +146,18 @@ def _grouped_by_packed(options, factors, epilogue, operands, *, gated, precision
 def contraction(
     options: CallOptions, dims, lhs, rhs, sizes, offset, *, dtype, precision, **how
 ) -> jax.Array | None:
-    """A contraction over the tokens of each group of quantised operands; None where it cannot be.
+    """Contraction of quantized operands over each group's tokens; None if no kernel can run it.
 
     Args:
       options: options of the call.
       dims: the dimensions of the call.
-      lhs: checked, as is rhs; one of them is quantised.
-      rhs: ...
-      sizes: of groups, as is offset.
-      offset: ...
-      dtype: of the result.
+      lhs: left operand, checked; lhs or rhs is quantized.
+      rhs: right operand, checked.
+      sizes: sizes of the groups.
+      offset: number of the first group.
+      dtype: dtype of the result.
       precision: canonical.
-      **how: of the primitive.
+      **how: other arguments of the primitive.
     """
     values = multiplied(lhs, rhs)
     is_of_matrices = lhs.ndim == rhs.ndim == 2 and not dims.lhs_batch and sizes.ndim == 1
@@ -172,7 +172,7 @@ def contraction(
         order = (1 - axis, axis)
         arrays.append(lax.transpose(own, order))
         scales.append(lax.transpose(scale, order))
-        # One for all tokens is one however many there are.
+        # A scale for all tokens stays one scale, whatever the number of tokens.
         depth = tile[axis] if scale.shape[axis] > 1 else _ALL_TOKENS
         blocks.append((tile[1 - axis], depth))
     return scaled_ragged_contraction(

@@ -402,7 +402,7 @@ def _fused(
     config,
     batch_invariant,
 ):
-    """A call that names its operands in messages as its own do: (name, array[, extents])."""
+    """Run a grouped product; operands are (name, array[, names of sizes]), for messages."""
     (lhs_name, lhs), (rhs_name, rhs, extents) = named_lhs, named_rhs
     kind = kind_of(rhs, otherwise="ragged")
     options = call_options(op, implementation, config, batch_invariant, kind)
@@ -520,7 +520,7 @@ def _ragged_dot_general(
 
 
 def as_sizes(op: str, x) -> jax.Array:
-    """The group_sizes of a grouped product as integers, of one dimension at least."""
+    """Return the group_sizes of a grouped product as integers with at least one dimension."""
     x = as_integers(op, "group_sizes", x)
     if x.ndim == 0:
         raise ShapeError(
@@ -532,12 +532,12 @@ def as_sizes(op: str, x) -> jax.Array:
 
 @functools.partial(jax.jit, inline=True)
 def _no_offset() -> jax.Array:
-    """Zero, made on the device: an eager call would else copy one there, which may be forbidden."""
+    """Make the offset 0 on the device. An eager constant is a transfer, which may be forbidden."""
     return jnp.zeros((1,), jnp.int32)
 
 
 def as_offset(op: str, group_offset) -> jax.Array:
-    """The group_offset of a grouped product as an array of one integer."""
+    """Return the group_offset of a grouped product as an array of one integer."""
     if group_offset is None:
         return _no_offset()
     offset = as_integers(op, "group_offset", group_offset)

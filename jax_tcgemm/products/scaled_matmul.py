@@ -129,7 +129,7 @@ def scaled_matmul(
 
 @functools.cache
 def _scaled(dtype: np.dtype) -> Callable:
-    """The epilogue; of one dtype the same function, whose trace is known."""
+    """Epilogue that applies scales. Cached by dtype, so that its trace is cached, too."""
 
     def scaled(acc, lhs_scales, rhs_scales):
         return (acc.astype(jnp.float32) * lhs_scales * rhs_scales).astype(dtype)
@@ -166,7 +166,7 @@ def _check_operands(op: str, lhs: jax.Array, rhs: jax.Array) -> None:
 
 
 def _checked_scales(op: str, name: str, x: jax.Array, scales, block):
-    """The scales of an operand in float32, and the extents of their blocks."""
+    """Check the scales of an operand; return them in float32, and their block shape."""
     what = f"{name}_scales"
     scales = as_array(op, what, scales)
     if not jnp.issubdtype(scales.dtype, jnp.floating):
@@ -221,7 +221,7 @@ def _divides(blocks: int, extent: int) -> bool:
 
 
 def _of_rows(x: jax.Array, scales: jax.Array, block) -> jax.Array:
-    """Scales of blocks of rows as those of rows; one for all of them as it is."""
+    """Expand scales of blocks of rows to per-row scales; a scalar is returned as it is."""
     if scales.ndim == 0:
         return scales
     return BlockScales(x.shape, scales.shape, block, x.ndim - 2).spread(scales)

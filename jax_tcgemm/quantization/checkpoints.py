@@ -237,7 +237,7 @@ def from_bitsandbytes(source, name: str = "weight") -> PackedWeight:
         nested = nested[np.arange(absmax.size) // state.nested_blocksize]
         # A product that is rounded before it is added to.
         absmax = codes[np.asarray(absmax)] * nested + np.float32(state.nested_offset)
-    # Blocks go on from row to row: neighbours in a row that have one scale wherever it begins.
+    # Blocks continue from row to row; a group is the neighbors within a row that share a scale.
     run = k if size >= n * k else math.gcd(size, k)
     block = (np.arange(n)[:, None] * k + np.arange(0, k, run)) // size
     scale = jax.device_put(np.asarray(absmax, np.float32)[block].T)
@@ -336,7 +336,7 @@ def _nibbles(words, n: int, k: int) -> jax.Array:
 
 
 def _order(source: formats.Source, name: str, arrays, sizes) -> np.ndarray | None:
-    """Number of the group of each row, None where groups are of neighbours."""
+    """Group number of each row; None if groups are consecutive rows."""
     if name not in arrays:
         return None
     g_idx, groups = np.asarray(arrays[name]).astype(np.int64), sizes["groups"]

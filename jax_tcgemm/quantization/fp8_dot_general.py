@@ -25,7 +25,7 @@ from jax_tcgemm.quantization.quantize import quantize
 from jax_tcgemm.sharding import shardings
 from jax_tcgemm.sharding.partitioning import resharded
 
-# How activations and gradients are quantised, and how weights are, which come second.
+# Arguments of `quantize` for activations and gradients, and for weights.
 RECIPES = {
     "current": ({}, {}),
     "block128": ({"block": (1, 128)}, {"block": (128, 128)}),
@@ -103,7 +103,7 @@ class Fp8DotGeneral:
 
 
 def check_recipe(op: str, product) -> None:
-    """Checks the recipe and the grad_dtype of what trains in 8 bits; makes that canonical."""
+    """Check the recipe and grad_dtype of an 8-bit function; make grad_dtype canonical."""
     if not isinstance(product.recipe, str) or product.recipe not in RECIPES:
         raise ValueError(
             f"{op}: recipe must be {' or '.join(RECIPES)}, got recipe={product.recipe!r}; "
@@ -124,17 +124,18 @@ def check_recipe(op: str, product) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class How:
-    """What is static of a product (*batch, m, k) times (*batch, n, k).
+    """Static parameters of a product (*batch, m, k) times (*batch, n, k).
 
     Attributes:
-      precision: as of `jax_tcgemm.dot_general`.
-      dtype: of its result.
-      operands: their dtypes, and those of their cotangents.
-      are_columns: whether they lie as (*batch, k, m) and (*batch, k, n), as weights do in most
-        layers, and so do their cotangents: what is quantised along both dimensions need not be
-        transposed before.
-      out_sharding: of the product, where it is asked for over explicit mesh axes.
-      shardings: of the operands over explicit mesh axes, as they lie, and so of their cotangents.
+      precision: as for `jax_tcgemm.dot_general`.
+      dtype: dtype of the result.
+      operands: dtypes of the operands and of their cotangents.
+      are_columns: for each operand, whether it and its cotangent are stored as (*batch, k, m) or
+        (*batch, k, n), as weights are in most layers. Quantization along both dimensions needs no
+        transposition first.
+      out_sharding: sharding of the result over explicit mesh axes, or None.
+      shardings: shardings of the operands, as stored, and of their cotangents over explicit mesh
+        axes.
     """
 
     precision: object
@@ -148,12 +149,12 @@ class How:
 def by_rows(
     op, run, lhs, rhs, dimension_numbers, precision, preferred_element_type, out_sharding
 ) -> jax.Array:
-    """A `dot_general`, whose arguments are checked, by a product of rows.
+    """Check the arguments of a `dot_general` and run it as a product of rows.
 
     Args:
       op: the public function, for messages.
-      run: run(how, lhs, rhs), of a `How` and operands that lie as it says.
-      lhs: as of `jax_tcgemm.dot_general`, and so the others.
+      run: run(how, lhs, rhs), with a `How` and operands stored as it says.
+      lhs: as for `jax_tcgemm.dot_general`, like the other arguments.
       rhs: ...
       dimension_numbers: ...
       precision: ...
@@ -183,16 +184,16 @@ def by_rows(
         (shardings.explicit(lhs), shardings.explicit(rhs)),
     )
     out = run(how, lhs, rhs)
-    # One dimension at a time, as explicit mesh axes have it.
+    # One dimension at a time, as explicit mesh axes require.
     out = out.reshape(*of_batch, *of_lhs, out.shape[-1]).reshape(*of_batch, *of_lhs, *of_rhs)
     return resharded(out, out_sharding)
 
 
 def _folded(x, batch, free, contract) -> tuple[bool, jax.Array]:
-    """Whether an operand lies as columns, and it as these or as rows; see `How`."""
+    """Whether an operand is stored as columns, and the operand as columns or rows; see `How`."""
     is_columns = [*batch, *contract, *free] == list(range(x.ndim)) and bool(free and contract)
     groups = (contract, free) if is_columns else (free, contract)
-    # Dimensions that become one are divided by the first of them alone.
+    # Of dimensions that are merged, only the first may be sharded.
     x = resharded(x, shardings.whole(x, (*free[1:], *contract[1:])))
     of_batch, first, second = ([x.shape[axis] for axis in axes] for axes in (batch, *groups))
     x = lax.transpose(x, (*batch, *groups[0], *groups[1]))
@@ -206,12 +207,12 @@ def as_rows(x, is_columns: bool) -> jax.Array:
 
 
 def rows_and_columns(made, is_columns: bool):
-    """What is made of an operand and of its transpose, by rows and by columns."""
+    """Order a pair, made from an operand as stored and from its transpose, as rows and columns."""
     return made[::-1] if is_columns else made
 
 
 def product_of_rows(lhs, rhs, how: How, dtype, out_sharding=None) -> jax.Array:
-    """(..., m, k) times (..., n, k)."""
+    """Product (..., m, k) times (..., n, k)."""
     batch = tuple(range(lhs.ndim - 2))
     numbers = (((lhs.ndim - 1,), (rhs.ndim - 1,)), (batch, batch))
 
@@ -223,9 +224,9 @@ def product_of_rows(lhs, rhs, how: How, dtype, out_sharding=None) -> jax.Array:
 
 
 def cotangents(how: How, gradient, lhs_columns, rhs_columns) -> tuple[jax.Array, jax.Array]:
-    """Cotangents of both operands, which lie and are divided as these, by products of rows.
+    """Cotangents of both operands, stored and sharded as the operands, by products of rows.
 
-    `gradient`: of the product, by rows and by columns.
+    `gradient`: the cotangent of the result, quantized by rows and by columns.
     """
 
     def product(which: int, own, other):

@@ -32,7 +32,7 @@ from jax_tcgemm.sharding.partitioning import resharded
 
 _OP = "Fp8Mlp"
 _OPTIONS = CallOptions(_OP)
-# Rows of both operands, of which the right one may have a dimension that tells gate and up apart.
+# Products of rows; the right operand may have a dimension that separates gate and up.
 _ROWS = ((1,), (1,)), ((), ())
 _PAIRS_OF_ROWS = ((1,), (2,)), ((), ())
 
@@ -112,7 +112,7 @@ class Fp8Mlp:
             check_addend(_OP, "residual", residual, shape, dtype)
             residual = _rows(jnp.broadcast_to(residual, shape))
         x = _rows(x)
-        # Gate and up are quantised as one.
+        # Gate and up are quantized as one.
         up = resharded(up, shardings.whole(up, (1, 2)))
         given = x, up, down, residual
         spec = _Spec(
@@ -129,24 +129,24 @@ class Fp8Mlp:
 
 
 def _rows(x) -> jax.Array:
-    """An array with one dimension for all but the last."""
+    """Merge all dimensions but the last."""
     x = resharded(x, shardings.whole(x, range(1, x.ndim - 1)))
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 @dataclasses.dataclass(frozen=True)
 class _Spec:
-    """What is static of a block.
+    """Static parameters of a block.
 
     Attributes:
-      recipe: as of `Fp8DotGeneral`.
-      grad_dtype: as there.
+      recipe: as for `Fp8DotGeneral`.
+      grad_dtype: as for `Fp8DotGeneral`.
       activation: canonical.
       precision: canonical.
       hidden: dtype of h, gate and up.
-      dtype: of the result.
+      dtype: dtype of the result.
       operands: dtypes of x, up, down and the residual, if any, and of their cotangents.
-      shardings: likewise, over explicit mesh axes.
+      shardings: shardings of the same arrays over explicit mesh axes.
     """
 
     recipe: str
@@ -159,7 +159,7 @@ class _Spec:
     shardings: tuple
 
     def run(self, lhs, rhs, epilogue, operands=(), *, pair=None):
-        """A product of rows with what follows it; `pair` tells gate and up apart."""
+        """Run a product of rows and its epilogue; `pair` is the dimension of gate and up."""
         numbers = _ROWS if pair is None else _PAIRS_OF_ROWS
         how = {"dimension_numbers": numbers, "pair": pair, "precision": self.precision}
         gates = () if pair is None else ("pair",)
@@ -174,46 +174,47 @@ class _Spec:
 
 @dataclasses.dataclass(frozen=True)
 class Hidden:
-    """The hidden layer of gate and up, and these."""
+    """The epilogue that returns the hidden layer, gate and up."""
 
     activation: str
     dtype: np.dtype
 
     def __call__(self, gate, up):
-        """Of accumulators."""
+        """Apply the epilogue to the accumulators of gate and up."""
         return [x.astype(self.dtype) for x in (activated(self.activation, (gate, up)), gate, up)]
 
 
 @dataclasses.dataclass(frozen=True)
 class PulledBack:
-    """The cotangents of gate and up, of that of the hidden layer; beside each other, or not."""
+    """The epilogue that returns the cotangents of gate and up, stacked if `beside`."""
 
     activation: str
     dtype: np.dtype
     beside: bool = True
 
     def __call__(self, g, gate, up):
-        """Of accumulators, and gate and up as `Hidden` has rounded them."""
+        """Apply the epilogue to the cotangent of h, and gate and up as rounded by `Hidden`."""
         saved = [x.astype(g.dtype) for x in (gate, up)]
         both = [x.astype(self.dtype) for x in pull_back(self.activation, saved, g)]
         return jnp.stack(both, -2) if self.beside else both
 
 
 def quantized_weights(up, down, how: dict):
-    """Of weights (..., k, 2, j), as of one, and (..., j, n): each as it lies, and transposed.
+    """Quantize weights (..., k, 2, j), with gate and up as one, and (..., j, n).
 
-    What lies as columns of k is quantised as it is, and brought to rows of it by that.
+    Each weight is returned as stored and transposed. `quantize` transposes to rows of k in the same
+    pass.
     """
     both = up.reshape(*up.shape[:-2], 2 * up.shape[-1])
     return [quantize(w, **how, with_transpose=True) for w in (both, down)]
 
 
 def in_halves(x: QuantizedArray) -> QuantizedArray:
-    """Weights (..., 2 j, k) as (..., 2, j, k)."""
+    """Reshape weights (..., 2 j, k) to (..., 2, j, k)."""
     (*stack, rows, k), (*_, block_rows, depth), scale = x.shape, x.tile, x.scale
     *stacked, number, of_depth = scale.shape
     if number > 1 and (rows // 2) % block_rows != 0:
-        # A block has rows of both.
+        # A block has rows of both gate and up.
         scale, block_rows, number = spread_along(scale.ndim - 2, scale, rows, block_rows), 1, rows
     if number == 1:
         block_rows = max(rows // 2, 1)

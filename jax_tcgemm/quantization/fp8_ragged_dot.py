@@ -20,7 +20,7 @@ from jax_tcgemm.quantization.fp8_dot_general import How
 from jax_tcgemm.quantization.quantize import quantize
 from jax_tcgemm.sharding.ragged_division import ends_of_groups
 
-# How rows are quantised, in either direction, and how the matrices of groups are.
+# Arguments of `quantize` for rows, forward and backward, and for the matrices of groups.
 RECIPES = {
     "current": ({}, {"axis": (-2, -1)}),
     "block128": ({"block": (1, 128)}, {"block": (128, 128)}),
@@ -108,7 +108,7 @@ class Fp8RaggedDot:
 
 
 def check_recipe(op: str, recipe) -> None:
-    """Raises ValueError for a recipe that is not of groups."""
+    """Raise ValueError for a recipe that grouped products do not have."""
     if not isinstance(recipe, str) or recipe not in RECIPES:
         raise ValueError(
             f"{op}: recipe must be {' or '.join(RECIPES)}, got recipe={recipe!r}; see "
@@ -117,7 +117,7 @@ def check_recipe(op: str, recipe) -> None:
 
 
 def checked_groups(op: str, group_sizes, group_offset):
-    """The sizes of groups, and their offset or None; raises TypeError or ValueError."""
+    """Check the sizes of groups and their offset, which may be None."""
     sizes = as_sizes(op, group_sizes)
     if sizes.ndim != 1:
         raise ShapeError(
@@ -128,10 +128,10 @@ def checked_groups(op: str, group_sizes, group_offset):
 
 
 def of_groups(x, groups, number: int) -> jax.Array:
-    """Rows, with zeros in those of none of `number` groups from the offset on.
+    """Set rows outside the `number` groups from the offset on to zero.
 
-    Nothing is measured on the others, whatever they are: neither the scale of all rows nor those of
-    blocks of tokens, which cross the ends of groups.
+    The values of these rows then affect neither a per-tensor scale nor block scales along tokens,
+    whose blocks cross the ends of groups.
     """
     sizes, offset = groups
     ends = jnp.pad(ends_of_groups(sizes, len(x)), (1, 0))
@@ -142,7 +142,7 @@ def of_groups(x, groups, number: int) -> jax.Array:
 
 
 def gradient_of_matrices(lhs, columns, *, groups, number: int, precision, dtype) -> jax.Array:
-    """That of `number` groups' matrices, of rows and cotangents whose tokens are last."""
+    """Gradient of the matrices of `number` groups, from operands whose last dimension is tokens."""
     sizes, offset = groups
     out = ragged_dot_general(
         lhs,
@@ -153,12 +153,12 @@ def gradient_of_matrices(lhs, columns, *, groups, number: int, precision, dtype)
         precision=precision,
         preferred_element_type=dtype,
     )
-    # Groups from the offset on, of which there are the first.
+    # The result has all groups from the offset on; only the first `number` have matrices.
     return out[:number]
 
 
 def _arguments(how: How, groups, dtype) -> dict:
-    """Arguments of a product by name, but its operands."""
+    """Keyword arguments of a grouped product."""
     sizes, offset = groups
     own = {"precision": how.precision, "preferred_element_type": dtype}
     return {"group_sizes": sizes, "group_offset": offset, **own}
@@ -174,7 +174,7 @@ def _forward(recipe: str, how: How, lhs, rhs, groups):
     lhs = of_groups(lhs, groups, len(rhs))
     lhs, lhs_transposed = quantize(lhs, **of_rows, with_transpose=True)
     rhs, rhs_transposed = quantize(rhs, **of_matrices, with_transpose=True)
-    # A matrix is read with rows of what is summed over: forwards the transposed one.
+    # Kernels read matrices with rows of the contracted dimension: here the transposed matrix.
     out = ragged_dot(lhs, rhs_transposed.mT, **_arguments(how, groups, how.dtype))
     return out, (*checkpoint_name((lhs_transposed, rhs), "fp8_operands"), groups)
 

@@ -127,14 +127,14 @@ class Fp8RaggedMlp:
 
 @dataclasses.dataclass(frozen=True)
 class _Spec:
-    """What is static of a call.
+    """Static parameters of a call.
 
     Attributes:
-      recipe: as of `Fp8RaggedDot`.
+      recipe: as for `Fp8RaggedDot`.
       activation: canonical.
       precision: canonical.
       hidden: dtype of h, gate and up.
-      dtype: of the result.
+      dtype: dtype of the result.
       operands: dtypes of x, up and down, and of their cotangents.
     """
 
@@ -146,13 +146,13 @@ class _Spec:
     operands: tuple
 
     def run(self, product, lhs, rhs, groups, **what):
-        """A grouped product and what follows it."""
+        """Run a grouped product with its epilogue or other arguments."""
         sizes, offset = groups
         return product(lhs, rhs, sizes, group_offset=offset, precision=self.precision, **what)
 
 
 def _pairs(x: QuantizedArray) -> QuantizedArray:
-    """Matrices (g, 2 j, k) as (g, k, 2, j)."""
+    """Rearrange matrices (g, 2 j, k) to (g, k, 2, j)."""
     x = in_halves(x)
     qvalue, scale = (jnp.moveaxis(own, -1, 1) for own in (x.qvalue, x.scale))
     return QuantizedArray(qvalue, scale, None, x.qtype, (x.block[-1], *x.block[:-1]))

@@ -1,4 +1,4 @@
-"""Products of quantised arrays over explicit mesh axes: which operands move, and what is summed."""
+"""Products of quantized arrays that are sharded over explicit mesh axes."""
 
 from collections.abc import Callable, Hashable, Sequence
 
@@ -20,18 +20,19 @@ def over_devices(
     *,
     follows: bool = False,
 ):
-    """Run a product of operands that explicit mesh axes may divide.
+    """Run a product of operands that may be sharded over explicit mesh axes.
 
-    Operands move in 8 bits to where the result is made, and that to where it is wanted. Where both
-    are divided along what is contracted, devices add up their products.
+    Operands are resharded in 8 bits to match the result, which is then resharded to out_sharding.
+    If both operands are sharded over the same axes along a contracted dimension, the devices'
+    products are summed.
 
     Args:
       run: run(lhs, rhs, out_sharding) makes the product, or several results of its shape.
       lhs: left operand.
       rhs: right operand.
-      names: of the dimensions of lhs, of rhs and of the result.
-      out_sharding: of the result; None leaves it to the operands, which must then determine it.
-      follows: whether a sum over devices stays divided as the operands are.
+      names: names of the dimensions of lhs, of rhs and of the result.
+      out_sharding: sharding of the result; None if the operands determine it.
+      follows: whether a sum over devices has the sharding that follows from the operands.
 
     Returns:
       What `run` returns.
@@ -65,7 +66,7 @@ def _spec(x: QuantizedArray):
 
 
 def _moved(x: QuantizedArray, entries, mesh) -> QuantizedArray:
-    """An operand that is divided so; its scales are not where that changes."""
+    """Reshard an operand; scales are unsharded along dimensions whose sharding changes."""
     own = [entry or () for entry in entries]
     if own == list(_spec(x)):
         return x

@@ -41,9 +41,9 @@ class PackedParameter:
 
     Attributes:
       weight: (k, free...), or stacked along the first dimension, (g, k, free...).
-      shape: that of the parameter.
+      shape: shape of the parameter.
       contracted: the dimensions that products sum over, in order.
-      dtype: what the dtype of a product is promoted from, beside that of the other operand.
+      dtype: dtype of the parameter in the type promotion of products.
     """
 
     weight: PackedWeight
@@ -53,7 +53,7 @@ class PackedParameter:
 
     @property
     def ndim(self) -> int:
-        """The number of its dimensions."""
+        """Number of dimensions of the parameter."""
         return len(self.shape)
 
     @property
@@ -62,7 +62,7 @@ class PackedParameter:
         return _is_stacked(self.ndim, self.contracted)
 
     def astype(self, dtype) -> "PackedParameter":
-        """Of another dtype; the scales stay as they are."""
+        """Return the parameter with another dtype; its scales are not converted."""
         return dataclasses.replace(self, dtype=np.dtype(dtype))
 
     def dequantize(self, dtype) -> jax.Array:
@@ -72,7 +72,7 @@ class PackedParameter:
         return lax.transpose(w, np.argsort(order))
 
     def matrix(self) -> PackedWeight | None:
-        """The whole as one weight (k, free...); None where stacked ones have part of a tile."""
+        """Return one weight (k, free...); None if columns of stacked weights do not fill tiles."""
         w = self.weight
         if not self.is_stacked:
             return w
@@ -98,7 +98,7 @@ def _order(ndim: int, contracted) -> tuple[int, ...]:
 
 
 def packed_parameter(op: str, x, contracted) -> PackedParameter | None:
-    """Packs a quantised array.
+    """Pack a quantized array.
 
     Args:
       op: the public function, for messages.
@@ -106,8 +106,8 @@ def packed_parameter(op: str, x, contracted) -> PackedParameter | None:
       contracted: the dimensions that products sum over, in order.
 
     Returns:
-      None for values of other dtypes than 4 or 8 bits and for scales of other blocks than those of
-      multiples of 32 of what is contracted.
+      The parameter, or None if the values do not have a dtype of 4 or 8 bits, or the blocks of the
+      scales are not a multiple of 32 along the contracted dimensions.
     """
     is_table = isinstance(x.qtype, str) and x.qtype == "nf4"
     dtype = "nf4" if is_table else x.qvalue.dtype.name
@@ -126,7 +126,7 @@ def packed_parameter(op: str, x, contracted) -> PackedParameter | None:
     pairs = list(zip(numbers, turned, strict=True))
     if any(own not in (1, extent) for own, extent in pairs[:first] + pairs[last:]):
         return None
-    # Scales are of neighbours along k once all before the last dimension with several are whole.
+    # Scales are of neighbors along k once all before the last dimension with several are whole.
     split = max((i for i in range(first, last) if numbers[i] > 1), default=first)
     whole = [n if split <= i < last else turned[i] for i, n in enumerate(numbers)]
     depth, groups = math.prod(turned[first:last]), math.prod(whole[first:last])

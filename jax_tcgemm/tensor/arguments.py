@@ -9,7 +9,7 @@ from jax_tcgemm.products.arguments import as_array, in_range, promoted_dtype
 
 
 def arrays(op: str, **operands) -> list:
-    """The operands as arrays of the dtype that they promote to."""
+    """Return the operands as arrays of the dtype that they promote to."""
     found = [as_array(op, name, x) for name, x in operands.items()]
     dtype = promoted_dtype(op, *(x.dtype for x in found))
     if not jnp.issubdtype(dtype, jnp.inexact):
@@ -22,7 +22,7 @@ def arrays(op: str, **operands) -> list:
 
 
 def scalar(op: str, name: str, value, dtype) -> complex | float:
-    """alpha, beta or gamma, which are part of the program."""
+    """Check alpha, beta or gamma, which are static; return a float or complex number."""
     is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
     if isinstance(value, bool) or not isinstance(
         value, numbers.Complex if is_complex else numbers.Real
@@ -36,7 +36,7 @@ def scalar(op: str, name: str, value, dtype) -> complex | float:
 
 
 def addend(op: str, c, beta, shape, dtype):
-    """C as an array of the result's shape and dtype; None where it is not read."""
+    """Check c and return it in the result's dtype; None if c is not read, as beta is 0."""
     if beta == 0:
         return None
     if c is None:

@@ -112,7 +112,7 @@ def einsum(
 
 
 def _parse(op, subscripts, operands):
-    """The terms and the output without ellipses, and the operands as arrays."""
+    """Return the terms and the output without ellipses, and the operands as arrays."""
     if isinstance(subscripts, str):
         arrays = (as_weight(op, f"operand {i}", x) for i, x in enumerate(operands))
         arguments = [subscripts, *arrays]
@@ -141,13 +141,13 @@ def _parse(op, subscripts, operands):
 
 
 def _last(subscripts, operands) -> int:
-    """How many operands and mode lists there are in turns, without a last list of the output."""
+    """Number of alternating operands and mode lists, without a mode list of the output."""
     count = 1 + len(operands)
     return count - count % 2
 
 
 def _without_broadcast(op, terms, arrays):
-    """Without modes of extent 1 that are longer in another operand, and broadcast there."""
+    """Remove modes of size 1 that are larger in another operand, and thus broadcast."""
     extents = {}
     for i, (term, x) in enumerate(zip(terms, arrays, strict=True)):
         for letter, extent in zip(term, x.shape, strict=True):
@@ -168,7 +168,7 @@ def _without_broadcast(op, terms, arrays):
 
 
 def _steps(op, terms, output, arrays, optimize) -> list[tuple[tuple[int, ...], str]]:
-    """Positions of the operands to take, in the order to take them, and their subscripts."""
+    """Return the contraction steps in order: positions of operands, and their subscripts."""
     if len(arrays) == 1:
         return [((0,), f"{terms[0]}->{output}")]
     if hasattr(optimize, "dtype"):
@@ -180,7 +180,7 @@ def _steps(op, terms, output, arrays, optimize) -> list[tuple[tuple[int, ...], s
         optimize = [(0, 1)] * (len(arrays) - 1)
     elif optimize is True:
         optimize = "optimal"
-    # The order for symbolic dimensions is that for dimensions of 8, as in jax.numpy.einsum.
+    # Symbolic dimensions count as 8 in the choice of the path, as in jax.numpy.einsum.
     shapes = [[d if isinstance(d, int) else 8 for d in x.shape] for x in arrays]
     try:
         _, path = opt_einsum.contract_path(
@@ -201,7 +201,7 @@ def _steps(op, terms, output, arrays, optimize) -> list[tuple[tuple[int, ...], s
 
 
 def _contract(arrays, terms, result, out_sharding, params) -> jax.Array:
-    """One step: sums and diagonals of each operand alone, then both together."""
+    """Run one step: sums and diagonals of each operand alone, then their contraction."""
     others = [set(result).union(*terms[:i], *terms[i + 1 :]) for i in range(len(terms))]
     for i, term in enumerate(terms):
         if len(terms) == 1:

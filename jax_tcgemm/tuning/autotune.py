@@ -266,19 +266,19 @@ def tune_problems(
     xla: bool = True,
     progress: bool = True,
 ) -> Iterator[Tuned]:
-    """Measures problems, one after the other; changes no choice.
+    """Measure problems one after the other, without changing a selection.
 
     Args:
-      problems: the problems. Left out: those without arithmetic.
+      problems: the problems. Problems without arithmetic are skipped.
       device: this machine's default device.
-      budget_s: seconds for each.
-      candidates: configs to measure for each, beside cuBLASLt and XLA.
-      xla: whether XLA takes part. It searches for an algorithm of its own while compiling, which
-        takes longer than all the rest.
-      progress: show a progress bar on standard error.
+      budget_s: seconds per problem.
+      candidates: configs to measure per problem, besides cuBLASLt and XLA.
+      xla: whether to measure XLA. XLA's own autotuning at compilation takes longer than all other
+        measurements.
+      progress: whether to show a progress bar on standard error.
 
     Yields:
-      One `Tuned` for each problem of which anything could be measured, as soon as it has been.
+      One `Tuned` for each problem with a measurement, as soon as it is measured.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -307,7 +307,10 @@ def tune_problems(
 def decide(
     problem: Problem, before: selection.Choice | Measurement, measured: list[Measurement]
 ) -> Tuned:
-    """What is used from now on, by what was measured of `before` and others, the fastest first."""
+    """Select the fastest measurement, or `before` if it is about as fast.
+
+    `measured` is sorted by time.
+    """
     best = measured[0]
     name = f"{before.implementation}/{before.config}"
     old = next((m for m in measured if m.name == name), None)

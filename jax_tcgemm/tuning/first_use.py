@@ -79,12 +79,12 @@ selection.set_measurer(_measurer)
 
 @functools.cache
 def _worker() -> concurrent.futures.ThreadPoolExecutor:
-    # One: measurements would disturb each other.
+    # One thread, as measurements would disturb each other.
     return concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="tcgemm_tune")
 
 
 def _measure(problem: Problem, device: selection.Device) -> None:
-    """Lets what is fastest decide from now on, where it can be measured."""
+    """Measure a problem, if possible, and select the fastest implementation from now on."""
     is_here = device == selection.default_device() and not device.assumed
     if not is_here or jax.process_count() > 1 or problem.flops == 0 or problem in _failed:
         return
@@ -107,7 +107,7 @@ def _measure_and_keep(problem: Problem, device: selection.Device) -> None:
         start_up(device)
         before = selection.select(CallOptions("tune_on_first_use"), problem, device)
         names = contenders(problem, device, _CANDIDATES)
-        # The first runs the program otherwise, and is compiled for it in any case.
+        # The first is the current selection, which the program needs compiled in any case.
         ready = [name for name in names[1:] if all(map(is_compiled, kernels_of(problem, *name)))]
         measured = measure(problem, [names[0], *ready], _BUDGET_S, quiet=True)
         if not measured:
@@ -118,7 +118,7 @@ def _measure_and_keep(problem: Problem, device: selection.Device) -> None:
 
 
 def _is_idle() -> bool:
-    """Whether the first GPU has no work but ours, which is waited for."""
+    """Wait for this process's work; return whether no other process uses the first GPU."""
     jax.block_until_ready(jnp.zeros(()) + 1)
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0] or "0"
     try:
@@ -130,5 +130,5 @@ def _is_idle() -> bool:
             check=True,
         ).stdout
     except (OSError, subprocess.SubprocessError):
-        return True  # Nothing is known of others.
+        return True  # Other processes are unknown.
     return len(apps.split()) <= 1

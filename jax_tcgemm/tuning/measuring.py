@@ -1,4 +1,4 @@
-"""Times the ways to run one problem, in turns, on buffers of random numbers."""
+"""Measurement of the contenders of one problem, in turns, on buffers of random numbers."""
 
 import concurrent.futures
 import contextlib
@@ -53,7 +53,7 @@ class Measurement:
 
 
 def check_positive(op: str, name: str, value) -> None:
-    """Raises ValueError for what is no positive, finite number."""
+    """Raise ValueError unless the value is a positive, finite number."""
     if not isinstance(value, numbers.Real) or not 0 < value < math.inf:
         raise ValueError(
             f"{op}: {name} must be a positive, finite number, got {name}={value!r}; leave it out"
@@ -61,7 +61,7 @@ def check_positive(op: str, name: str, value) -> None:
 
 
 def check_fits(op: str, problem: Problem) -> None:
-    """Raises ValueError for a problem that is too large for the memory of the default device."""
+    """Raise ValueError for a problem that is too large for the memory of the default device."""
     stats = jax.devices()[0].memory_stats() or {}
     host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     memory_bytes = stats.get("bytes_limit", host_bytes)
@@ -113,7 +113,7 @@ def contenders(
 
 @functools.cache
 def start_up(device: selection.Device) -> None:
-    """Loads compilers and libraries, so that the first problem need not pay for it."""
+    """Load compilers and libraries, so that the first measurement does not include the load."""
     operand = Operand("bf16", False, 16, 0, 0)
     tiny = Problem(1, 1, 16, 16, 16, operand, operand, "bf16", "f32")
     measure(tiny, contenders(tiny, device, candidates=1), budget_s=10.0)
@@ -122,23 +122,24 @@ def start_up(device: selection.Device) -> None:
 def measure(
     problem: Problem, names: Sequence[tuple], budget_s: float, *, quiet: bool = False
 ) -> list[Measurement]:
-    """Times contenders in turns on the default device; those that fail are left out.
+    """Time contenders in turns on the default device; contenders that fail are skipped.
 
     Args:
       problem: the problem.
-      names: (implementation, config) of each.
-      budget_s: seconds in all, with the programs' compilation; what has not compiled in half of
-        them is left out. Kernels that are not cached yet are compiled before, side by side.
-      quiet: not to warn where most are left out so.
+      names: (implementation, config) of each contender.
+      budget_s: seconds in total, including the programs' compilation; programs that do not compile
+        in half of the budget are skipped. Kernels that are not cached are compiled before, in
+        parallel, and do not count.
+      quiet: whether to omit the warning that most programs did not compile in time.
 
     Returns:
-      Those that were measured to the end, the fastest first.
+      The measurements, the fastest first.
     """
     compile_kernels_of(problem, names)
     start = time.perf_counter()
     on_gpu = jax.default_backend() == "gpu"
     cache_bytes = timing.cache_bytes()
-    # Operands say their own types; and inside `patch`, too, XLA's own dot is measured as itself.
+    # 64-bit operands keep their dtypes, and inside `patch`, XLA's own dot is still measured.
     with jax.enable_x64(True), routing(None):
         num_sets = timing.num_input_sets(problem.a_bytes + problem.b_bytes, cache_bytes)
         sets = _make_inputs(problem, num_sets)
@@ -175,7 +176,7 @@ def measure(
 
 
 def compile_kernels_of(problem: Problem, names: Sequence[tuple]) -> None:
-    """Compiles what the contenders' programs bring; what fails will fail there, too."""
+    """Compile the kernels of the contenders. A kernel that fails here fails its contender later."""
     kernels = []
     for name in names:
         with contextlib.suppress(ValueError):
@@ -185,10 +186,10 @@ def compile_kernels_of(problem: Problem, names: Sequence[tuple]) -> None:
 
 
 def kernels_of(problem: Problem, implementation: str, config: str) -> tuple[Instance, ...]:
-    """What a program must bring for a contender.
+    """Return the embedded cubins that a contender's program needs.
 
     Raises:
-      ValueError: when it cannot run the problem.
+      ValueError: if the contender cannot run the problem.
     """
     if implementation == selection.XLA:
         return ()
@@ -197,17 +198,17 @@ def kernels_of(problem: Problem, implementation: str, config: str) -> tuple[Inst
 
 
 def _times(runnables, sets, repeats, flush_bytes, on_gpu) -> dict:
-    """Timings by name: device time where a trace tells it, else wall-clock time."""
+    """Timings by name: device time from a trace if there is one, else wall-clock time."""
     if not on_gpu:
         return timing.measure(runnables, sets, repeats, timer="wall")
-    # There is no trace while the user takes one. What else fails there fails by the clock, too.
+    # No trace can start while the user takes one. Other failures repeat with wall-clock time.
     return timing.measure_device_time(
         runnables, sets, repeats, flush_bytes=flush_bytes, lost=RuntimeError
     )
 
 
 def _compile(problem, names, deadline, operands) -> list:
-    """The contenders that compile before the deadline, in their order; the first in any case."""
+    """Compile contenders and return, in order, the first and all that finish by the deadline."""
 
     def compiled(index, name):
         with jax.enable_x64(True):  # Holds for one thread.
@@ -225,23 +226,23 @@ def _compile(problem, names, deadline, operands) -> list:
         # What does not compile in time, or not at all, is no contender.
         with contextlib.suppress(Exception):
             found.append(future.result(timeout))
-    # What still compiles may run candidates of its own on the GPU, and must not meanwhile.
+    # Compilations still running may run candidates on the GPU, which must not disturb the timing.
     pool.shutdown(wait=True, cancel_futures=True)
     return found
 
 
 def _warm_up(runnables, operands, deadline) -> tuple[list, dict[str, float]]:
-    """Those that run and are not far behind, and the seconds that a call of each takes.
+    """Run the contenders once; return those not far behind the fastest, and seconds per call.
 
-    The first, which the others are compared with, is never far behind.
+    The first contender is the baseline and is always returned if it runs.
     """
     seconds = {}
     for index, runnable in enumerate(runnables):
         if index > 0 and time.perf_counter() > deadline:
             break
         with contextlib.suppress(Exception):
-            # The first call also loads what it needs, unless it takes so long that this is nothing;
-            # the host may hold up either of the others.
+            # The first call includes loading kernels, which does not matter for slow calls. The
+            # host may delay either of the others.
             times = []
             for _ in range(3):
                 start = time.perf_counter()
@@ -256,7 +257,7 @@ def _warm_up(runnables, operands, deadline) -> tuple[list, dict[str, float]]:
 
 
 def _function(problem: Problem, implementation: str, config: str):
-    """The problem as a function of its operands, in the order of `_operand_shapes`."""
+    """Return the problem as a function of its operands, in the order of `_operand_shapes`."""
     if implementation == selection.XLA:
         return functools.partial(_xla, problem)
     choice = _choice(problem, implementation, config)
@@ -270,12 +271,12 @@ def _choice(problem: Problem, implementation: str, config: str) -> selection.Cho
 
 
 def _xla_computes(problem: Problem) -> bool:
-    """Whether XLA's own dot takes the operands as they are, and computes the same."""
+    """Whether XLA's own dot runs on the operands as stored and computes the same function."""
     return problem.is_packed and problem.function is None and problem.compute != "f16"
 
 
 def _xla(problem: Problem, a, b, c=None):
-    """The problem by XLA's own dot."""
+    """Run the problem with XLA's own dot."""
     p = problem
     out_dtype = DTYPES[p.out_dtype]
     if p.is_bare:
@@ -307,7 +308,7 @@ def _xla_product(problem: Problem, a, b, dtype):
 
 
 def _operand_shapes(problem: Problem) -> list[tuple[tuple[int, ...], str]]:
-    """Shape and dtype of each operand of a call; those of A and B are flat."""
+    """Shape and dtype of each operand of a call; A and B are one-dimensional."""
     p = problem
     a = (_num_elements(p, p.a, p.m, p.k),), p.a.dtype
     b = (_num_elements(p, p.b, p.k, p.b_columns),), p.b.dtype
@@ -320,7 +321,7 @@ def _operand_shapes(problem: Problem) -> list[tuple[tuple[int, ...], str]]:
 
 
 def _make_inputs(problem: Problem, num_sets: int) -> list[tuple[jax.Array, ...]]:
-    """Sets of operands: standard normal, integers over their whole range."""
+    """Make sets of operands: standard normal numbers, or integers over their whole range."""
     shapes = _operand_shapes(problem)
     keys = jax.random.split(jax.random.key(0, impl="rbg"), (num_sets, len(shapes)))
     return jax.block_until_ready(
@@ -329,7 +330,7 @@ def _make_inputs(problem: Problem, num_sets: int) -> list[tuple[jax.Array, ...]]
 
 
 def _num_elements(problem: Problem, operand: Operand, rows: int, columns: int) -> int:
-    """Elements from the first that is addressed to the last."""
+    """Number of elements from the first addressed element to the last."""
     if operand.transposed:
         rows, columns = columns, rows
     outer = problem.batch // max(problem.batch_inner, 1)

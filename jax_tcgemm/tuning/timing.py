@@ -1,4 +1,4 @@
-"""How long a call takes: device time from a profiler trace, wall-clock time where there is none.
+"""Time of a call: device time from a profiler trace, or else wall-clock time.
 
 Contenders are run in turns, each in an order of its own, so that clocks, temperature and power are
 the same for all, and every call takes the next set of inputs, so that none finds its data in cache.
@@ -53,9 +53,9 @@ class Timing:
         return float(np.percentile(self.us, q))
 
     def ratio(self, other: Timing) -> float:
-        """The other's time / ours in each turn that both ran in, of these ratios the median.
+        """Median of the ratio (other's time / own time) over the turns in which both ran.
 
-        The clock changes from turn to turn at the power limit, but hardly within one.
+        At the power limit, the clock changes between turns, but hardly within a turn.
         """
         turns = zip(other.us, self.us, strict=False)
         return float(np.median([theirs / ours for theirs, ours in turns]))
@@ -71,13 +71,13 @@ class Runnable:
 
 
 def cache_bytes() -> int:
-    """Bytes of the cache that inputs are rotated past: the GPU's L2, or what stands for a CPU's."""
+    """Bytes of the cache that inputs must exceed: the GPU's L2, or a constant for CPUs."""
     properties = modules.cuda_device() if jax.default_backend() == "gpu" else None
     return properties["l2_bytes"] if properties else _HOST_CACHE_BYTES
 
 
 def num_input_sets(set_bytes: int, cache_bytes: int) -> int:
-    """Sets of inputs to rotate: together over four caches, at least two, at most MAX_SETS."""
+    """Number of input sets to rotate: four times the cache, from two to MAX_SETS."""
     wanted = -(-4 * cache_bytes // max(set_bytes, 1))
     return int(min(max(wanted, 2), MAX_SETS))
 
@@ -91,7 +91,7 @@ def measure(
     flush_bytes: int = 0,
     lead_s: float = 0.0,
 ) -> dict[str, Timing]:
-    """Times every contender ``repeats`` times, interleaved.
+    """Time each contender ``repeats`` times, interleaved.
 
     Args:
       contenders: compiled and warmed-up functions.
@@ -100,7 +100,7 @@ def measure(
       timer: ``"trace"`` (device time by CUPTI, through the JAX profiler), ``"chained"`` (wall
         clock of all sets in one program, divided) or ``"wall"`` (wall clock of a call).
       flush_bytes: when over 0, this many bytes are read on the device between the calls.
-      lead_s: seconds of turns before those that count, so that clock and power have settled; with
+      lead_s: seconds of uncounted turns first, so that clock and power settle; with
         ``timer="trace"``.
 
     Returns:
@@ -126,17 +126,15 @@ def measure_device_time(
     report: Callable[[Exception], None] = lambda failure: None,
     **options,
 ) -> dict[str, Timing]:
-    """Times by a trace, or ``"chained"`` where two of them are lost.
-
-    A trace can lose activities; a second that does, too, means that it cannot be relied on.
+    """Time contenders by a trace, or with ``"chained"`` after two traces that lost activities.
 
     Args:
-      contenders: as of `measure`.
-      sets: as of `measure`.
-      repeats: as of `measure`.
-      lost: what a lost trace raises.
-      report: told what the second trace raised.
-      **options: of `measure`, for a trace.
+      contenders: as for `measure`.
+      sets: as for `measure`.
+      repeats: as for `measure`.
+      lost: exception type of a trace that lost activities.
+      report: called with the exception of the second trace.
+      **options: other arguments of `measure`, for a trace.
 
     Returns:
       Timings by contender name.
@@ -151,10 +149,10 @@ def measure_device_time(
 
 
 def _turns(contenders: Sequence[Runnable], repeats: Sequence[int]) -> Iterable[int]:
-    """Contender indices in the order of the calls; those with fewer repeats stop earlier.
+    """Yield contender indices in call order; contenders with fewer repeats stop earlier.
 
-    Each turn has an order of its own, the same ones in every run: how long a call takes depends on
-    the power that the one before it drew, which none may always come after.
+    Each turn has a random order, the same in every run: the time of a call depends on the power
+    that the previous call drew, so no contender may always follow the same one.
     """
     orders = random.Random(0)
     for turn in range(max(repeats)):
@@ -174,7 +172,7 @@ def _measure_wall(contenders, sets, repeats) -> dict[str, Timing]:
 
 
 def _measure_chained(contenders, sets, repeats) -> dict[str, Timing]:
-    """Wall clock of one program that makes a call for each set, divided by their number."""
+    """Wall-clock time of a program that makes one call per set, divided by the number of sets."""
     chains = []
     for contender in contenders:
         chain = jax.jit(lambda sets, f=contender.function: [f(*operands) for operands in sets])
@@ -201,7 +199,7 @@ def _measure_trace(contenders, sets, repeats, flush_bytes, lead_s) -> dict[str, 
 
 
 class Group(NamedTuple):
-    """Contenders that are measured in turns, on inputs of their own: arguments of `measure`."""
+    """Contenders that are measured in turns, with their own inputs; see `measure`."""
 
     contenders: Sequence[Runnable]
     make_sets: Callable[[], Sequence[tuple]]
@@ -210,14 +208,14 @@ class Group(NamedTuple):
 
 
 def measure_groups(groups: Sequence[Group], *, timer: str) -> list[dict[str, Timing] | Exception]:
-    """Times groups one after the other, in one trace: starting and ending one takes long.
+    """Time groups one after the other, in one trace, as a trace takes long to start and end.
 
     Args:
-      groups: no two of their contenders have modules of one name.
+      groups: the groups. Module names of their contenders must be distinct.
       timer: ``"trace"`` or ``"wall"``.
 
     Returns:
-      For each group its timings by contender name, or what kept it from being measured.
+      For each group its timings by contender name, or the exception that it raised.
     """
     found: list = [None] * len(groups)
 
@@ -262,7 +260,7 @@ def _calls(contenders, counts) -> dict[str, int]:
 
 
 def _counted(contenders, times: dict[str, Timing], uncounted: int) -> dict[str, Timing]:
-    """By name, without the first turns."""
+    """Timings by contender name, without the uncounted first turns."""
     return {
         c.name: dataclasses.replace(times[c.module], us=times[c.module].us[uncounted:])
         for c in contenders
@@ -271,7 +269,7 @@ def _counted(contenders, times: dict[str, Timing], uncounted: int) -> dict[str, 
 
 @contextlib.contextmanager
 def _tracing() -> Iterator[list]:
-    """Gives a list that has, after the block, all that GPUs ran in it, as `_activities` says it."""
+    """Trace a block and yield a list; after the block, it holds the `_activities` of all GPUs."""
     found: list = []
     with tempfile.TemporaryDirectory(prefix="tcgemm-trace-") as folder:
         options = jax.profiler.ProfileOptions()
@@ -291,16 +289,15 @@ def _tracing() -> Iterator[list]:
 def device_times(data, calls: dict[str, int]) -> dict[str, Timing]:
     """Device time of each call of each module in a profiler trace of one GPU.
 
-    Every kernel, copy and fill that a call put on the GPU counts. Time between them does not: on
-    a stream that is kept full there is none. Where two overlap, as a kernel does that may start
-    before the one it depends on has ended, the time counts once.
+    All kernels, copies and fills of a call count. Gaps between them do not, as a full stream has
+    none. Overlapping time, as with PDL, counts once.
 
     Args:
       data: a ``jax.profiler.ProfileData``.
-      calls: HLO module names (``jit_<function>``), each with how often it was called.
+      calls: number of calls of each HLO module, by name (``jit_<function>``).
 
     Raises:
-      TraceError: when a module's activities are missing or do not divide among its calls.
+      TraceError: if a module's activities are missing or do not divide evenly among its calls.
     """
     return _times_of(_activities(data), calls)
 
@@ -325,7 +322,7 @@ def _times_of(activities: Sequence[tuple], calls: dict[str, int]) -> dict[str, T
 
 
 def _covered_ns(intervals: Sequence[tuple[float, float]]) -> float:
-    """The time that (start, duration) intervals cover, given in the order of their starts."""
+    """Time covered by (start, duration) intervals, which are sorted by start."""
     covered, end = 0.0, -math.inf
     for start, duration in intervals:
         covered += max(start + duration - max(start, end), 0.0)
@@ -334,7 +331,7 @@ def _covered_ns(intervals: Sequence[tuple[float, float]]) -> float:
 
 
 def _activities(data) -> list[tuple[str | None, float, float]]:
-    """The HLO module, start and duration of everything that the streams of GPUs ran."""
+    """HLO module, start and duration of each activity on the streams of GPUs."""
     found = []
     with warnings.catch_warnings():
         # JAX's own reader warns about its types, in C++ that aborts where warnings are errors.
@@ -354,7 +351,7 @@ def _activities(data) -> list[tuple[str | None, float, float]]:
 
 @functools.cache
 def _flush(num_bytes: int) -> Callable:
-    """A function that reads `num_bytes` on the device, which leaves no dirty line behind."""
+    """Return a function that reads `num_bytes` on the device, which leaves no dirty cache lines."""
     buffer = jax.block_until_ready(jnp.ones(num_bytes // 4, jnp.float32))
 
     def tcgemm_bench_flush(x):

@@ -1,0 +1,81 @@
+"""Docstrings and guides are written in the words of the field.
+
+tests/data/openings_left.txt lists modules with docstrings that do not open as they should, and how
+many. The list only shrinks: where a module has more, correct the module; where it has fewer, the
+list.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "jax_tcgemm"
+LEFT = Path(__file__).parent / "data/openings_left.txt"
+
+# A first line says what the function does, as an imperative or a noun phrase.
+OPENING = re.compile(r"(What|That of|Those of|The same|As of|Of)\s")
+
+# Words for which the field has a better one, and that mean nothing else here.
+WORDS = {
+    r"(de)?quantis\w+": "(de)quantize",
+    r"(col|neighb|behavi|fav)our\w*": "-or",
+    r"(general|initial|normal|optim|recogn|serial|special)is(e|ed|es|ing|ation)": "-ize",
+    r"carried kernels?": "embedded cubin",
+    r"divided over": "sharded over, partitioned over",
+    r"(is|are) left to XLA": "falls back to XLA",
+    r"sharers?": "multicast",
+    r"(into|sums of) parts": "terms, split-precision emulation",
+    r"turned round": "swap_ab, transposed",
+    r"whole 16 bytes": "16-byte-aligned",
+}
+FORBIDDEN = re.compile(rf"\b({'|'.join(WORDS)})\b", re.IGNORECASE)
+FOLDERS = ("blas", "inspect", "losses", "products", "quantization", "tensor", "tuning")
+
+
+def docstrings(path):
+    """Pairs of a name and its docstring, of a module and its classes and functions."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, kinds) and (text := ast.get_docstring(node)):
+            yield getattr(node, "name", "the module"), text
+
+
+def openings() -> dict[str, list[str]]:
+    """Offending first lines of each module that has any, by its path in jax_tcgemm."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        lines = [f"{name}: {text.splitlines()[0]}" for name, text in docstrings(path)]
+        if own := [line for line in lines if OPENING.match(line.split(": ", 1)[1])]:
+            found[path.relative_to(PACKAGE).as_posix()] = own
+    return found
+
+
+def test_docstrings_open_with_what_a_function_does():
+    left = {path: int(number) for path, number in map(str.split, LEFT.open("r", encoding="utf-8"))}
+    found, errors = openings(), []
+    for path in sorted({*found, *left}):
+        own, listed = found.get(path, []), left.get(path, 0)
+        if len(own) > listed:
+            lines = "\n  ".join(own)
+            errors.append(f"{path}: rewrite these, of which {listed} may be left:\n  {lines}")
+        elif len(own) < listed:
+            errors.append(f"{path}: {len(own)} are left, change {listed} in {LEFT.name}")
+    assert not errors, "\n".join(errors)
+
+
+def forbidden(text: str) -> list[str]:
+    found = (match[0] for match in FORBIDDEN.finditer(re.sub(r"\s+", " ", text)))
+    advice = lambda word: next(w for p, w in WORDS.items() if re.fullmatch(p, word, re.I))  # noqa: E731
+    return [f"{word!r}: say {advice(word)}" for word in found]
+
+
+def test_docstrings_use_the_words_of_the_field():
+    for path in (path for folder in FOLDERS for path in sorted((PACKAGE / folder).rglob("*.py"))):
+        for name, text in docstrings(path):
+            assert not forbidden(text), f"{path}, {name}"
+
+
+def test_guides_use_the_words_of_the_field():
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        assert not forbidden(path.read_text("utf-8")), path
