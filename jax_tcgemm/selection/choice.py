@@ -560,7 +560,7 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
 def _rank_packed(
     problem: PackedProblem, device: Device, runnable: Sequence[Candidate]
 ) -> list[tuple[Candidate, float | None]]:
-    """The same of a packed weight, by the times of its kernels, which are estimated for Hopper."""
+    """Order candidates for a packed weight by estimated times, which are known for Hopper."""
     timed = [(rules.packed_us(problem, device.num_sms, each), each) for each in runnable]
     timed.sort(key=lambda pair: pair[0])
     is_known = device.compute_capability == 90
