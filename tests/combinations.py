@@ -275,7 +275,7 @@ _NO_CPU_KERNEL = Refusal(
 )
 _SHARDED_TOP_K = Refusal(
     ValueError,
-    "x must not be divided over explicit mesh axes",
+    "x must not be sharded over explicit mesh axes",
     "the function must be called inside shard_map",
 )
 # Of (function, encoding, feature), None standing for all; the first that fits counts.

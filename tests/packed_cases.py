@@ -118,7 +118,7 @@ class Case:
 
     @property
     def lhs(self):
-        """x as a product takes it: of 8-bit floats quantised rows."""
+        """x as a product takes it: of 8-bit floats quantized rows."""
         x = jnp.asarray(self.x_array)
         if not self.has_row_scales:
             return x

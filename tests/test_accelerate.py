@@ -373,12 +373,12 @@ def test_a_step_of_adam():
 def test_integers_and_what_no_kernel_knows():
     a = jnp.asarray(np.random.default_rng(0).integers(-8, 8, (8, 8)), jnp.int8)
 
-    def quantised(a, scale):
+    def quantized(a, scale):
         z = lax.dot_general(a, a, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32)
         return jnp.round(z * scale).astype(jnp.int8)
 
-    check(quantised, a, jnp.float32(0.01), exact=True)
-    assert len(groups(quantised, a, jnp.float32(0.01))) == 1
+    check(quantized, a, jnp.float32(0.01), exact=True)
+    assert len(groups(quantized, a, jnp.float32(0.01))) == 1
     c = normal(4, 4, dtype="complex64")
     check(lambda c: jnp.abs(c @ c) + 1, c)
     check(lambda a: a.astype(jnp.int32) @ a.astype(jnp.int32) + 1, a, exact=True)

@@ -248,7 +248,7 @@ def test_packed_weights_are_measured_beside_xla_and_plain_products(suite):
         assert record["peers"].keys() == peers
 
 
-def test_quantisers_are_measured_beside_xla_and_a_copy():
+def test_quantizers_are_measured_beside_xla_and_a_copy():
     runner = measure(suites.load_suite("smoke_quantize").cases)
     assert not runner.wrong
     assert len(runner.records) == 6

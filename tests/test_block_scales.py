@@ -35,7 +35,7 @@ def spread(scales, shape, block):
     return np.broadcast_to(scales, (*batch, rows, depth))
 
 
-def dequantised(x, scales, block):
+def dequantized(x, scales, block):
     return exact(x) * spread(scales, x.shape, block)
 
 
@@ -101,7 +101,7 @@ def test_blocks_that_end_short(blocks):
         for i, (a, own) in enumerate(zip((x, w), blocks, strict=True))
     )
     f = functools.partial(jax_tcgemm.scaled_matmul, lhs_block=blocks[0], rhs_block=blocks[1])
-    expected = dequantised(x, s, blocks[0]) @ dequantised(w, t, blocks[1]).T
+    expected = dequantized(x, s, blocks[0]) @ dequantized(w, t, blocks[1]).T
     near(jax.jit(f)(x, w, s, t), expected)
     rounded = f(x, w, s, t, preferred_element_type="bfloat16")
     assert rounded.dtype == jnp.bfloat16
@@ -111,7 +111,7 @@ def test_blocks_that_end_short(blocks):
 def case():
     """Operands of a product with DeepSeek's blocks, and that in float64."""
     x, w, s, t = draw(0, 24, 256), draw(1, 256, 256), positive(2, 24, 2), positive(3, 2, 2)
-    return (x, w, s, t), dequantised(x, s, DEEPSEEK[0]) @ dequantised(w, t, DEEPSEEK[1]).T
+    return (x, w, s, t), dequantized(x, s, DEEPSEEK[0]) @ dequantized(w, t, DEEPSEEK[1]).T
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_vmap(mapped):
     for i in range(3):
         own = [x[i] if m else x for x, m in zip(stacked, mapped, strict=True)]
         x, w, s, t = own
-        near(got[i], dequantised(x, s, DEEPSEEK[0]) @ dequantised(w, t, DEEPSEEK[1]).T)
+        near(got[i], dequantized(x, s, DEEPSEEK[0]) @ dequantized(w, t, DEEPSEEK[1]).T)
 
 
 def test_vmap_of_a_batch():
@@ -169,7 +169,7 @@ def test_cotangents_of_operands_are_not_rounded_before():
     g = jax.random.normal(jax.random.key(5), (24, 256)) / 64
     x_bar, _ = jax.vjp(lambda x, w: jax_tcgemm.scaled_matmul(x, w, s, t), x, w)[1](g)
     assert x_bar.dtype == E4M3
-    expected = exact(g) @ dequantised(w, t, DEEPSEEK[1]) * spread(s, x.shape, DEEPSEEK[0])
+    expected = exact(g) @ dequantized(w, t, DEEPSEEK[1]) * spread(s, x.shape, DEEPSEEK[0])
     # Half of a unit in the last of three bits, and what is below the least normal number.
     np.testing.assert_allclose(exact(x_bar), expected, rtol=2**-4 + 1e-4, atol=2**-10 + 1e-4)
 
@@ -194,7 +194,7 @@ def test_one_call(rows):
     assert "scaled 1x128 by 128x128" in str(call.problem)
 
 
-def test_quantised_operands_with_an_epilogue_are_one_call():
+def test_quantized_operands_with_an_epilogue_are_one_call():
     (x, w, s, t), product = case()
     x, w = jax_tcgemm.QuantizedArray(x, s), jax_tcgemm.QuantizedArray(w, t).mT
     f = lambda x, w: jax_tcgemm.linear(x, w, jnp.ones(256), activation="relu")  # noqa: E731

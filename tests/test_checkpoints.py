@@ -259,7 +259,7 @@ def test_one_scale_of_compressed_tensors(shape, how, has_zero_point):
     np.testing.assert_array_equal(dequantize(w), (q.T + 3 * has_zero_point) * np.float32(0.25))
 
 
-def test_a_short_last_block_of_a_quantised_array():
+def test_a_short_last_block_of_a_quantized_array():
     """288 rows in blocks of 128 are three groups, but not of 96 rows."""
     x = jax_tcgemm.quantize(
         jnp.asarray(RNG.standard_normal((288, N)), jnp.float32), "int8", block=(128, 1)

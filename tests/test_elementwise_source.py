@@ -171,11 +171,11 @@ CASES = {
     ),
     "causal mask": Case(causal),
     "alibi": Case(alibi, ((SHAPE[:1], F32),)),
-    "fp8 quantiser": Case(quantized, ((COLUMN, F32),)),
-    "e5m2 quantiser": Case(
+    "fp8 quantizer": Case(quantized, ((COLUMN, F32),)),
+    "e5m2 quantizer": Case(
         lambda acc, scale: (acc * scale).astype(jnp.float8_e5m2), ((SCALAR, F32),)
     ),
-    "int8 requantiser": Case(requantized, ((ROW, F32), (SCALAR, F32)), (I32,)),
+    "int8 requantizer": Case(requantized, ((ROW, F32), (SCALAR, F32)), (I32,)),
     "int32 sums": Case(lambda acc, x: (acc * 3 - x) // 7 + acc % 5, ((ROW, np.int16),), (I32,)),
     "float64": Case(lambda acc, x: acc * x - jnp.sqrt(abs(x)), ((ROW, F64),), (F64,)),
     "nested jit": Case(jax.jit(lambda acc: jax.jit(jnp.sqrt)(acc) + jax.jit(lambda x: 2 * x)(acc))),

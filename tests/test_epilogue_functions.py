@@ -29,7 +29,7 @@ from written_functions import (
     normal,
     ours,
     params_of,
-    quantise,
+    quantize,
     row_maxima,
     soft_cap,
     theirs,
@@ -51,7 +51,7 @@ def test_values(function, dtype, x64):
     for f in (ours(function), jax.jit(ours(function))):
         got = f(*args)
         # What is rounded to integers may be one off.
-        assert_near(got, expected, 0.01 if function is quantise else ROUNDING[dtype])
+        assert_near(got, expected, 0.01 if function is quantize else ROUNDING[dtype])
     types = jax.eval_shape(theirs(function), *arguments(function, "float64"))
     if dtype == "float64":
         assert jax.tree.map(lambda x: x.dtype, got) == jax.tree.map(lambda x: x.dtype, types)
@@ -60,7 +60,7 @@ def test_values(function, dtype, x64):
 @DTYPES
 @FUNCTIONS
 def test_first_derivatives(function, dtype, x64):
-    if function is quantise:
+    if function is quantize:
         pytest.skip("its result has no derivatives")
     args = arguments(function, dtype)
     which = moving(args)
@@ -73,7 +73,7 @@ def test_first_derivatives(function, dtype, x64):
 
 @FUNCTIONS
 def test_second_derivatives(function, x64):
-    if function in (quantise, two_results):
+    if function in (quantize, two_results):
         pytest.skip("its results have none in float64")
     args = arguments(function, "float64")
     which = moving(args)
@@ -106,21 +106,21 @@ def _forward_over(which):
 
 
 @pytest.mark.parametrize("rhs_dtype", ["int8", "uint8"])
-def test_integers_requantised(rhs_dtype):
+def test_integers_requantized(rhs_dtype):
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.integers(-128, 128, (M, K)), jnp.int8)
     w = jnp.asarray(rng.integers(0, 100, (K, N)), rhs_dtype)
     scale = jnp.asarray(rng.uniform(0.001, 0.01, N), jnp.float32)
 
-    def requantise(acc, scale):
+    def requantize(acc, scale):
         assert acc.dtype == jnp.int32
         return jnp.clip(jnp.round(acc * scale), -128, 127).astype(jnp.int8), acc * scale
 
-    got, _ = jax.jit(ours(requantise))(x, w, scale)
+    got, _ = jax.jit(ours(requantize))(x, w, scale)
     exact = np.asarray(x, np.int64) @ np.asarray(w, np.int64)
     expected = np.clip(np.round(exact * np.asarray(scale)), -128, 127)
     np.testing.assert_array_equal(got, expected)
-    slope = jax.grad(lambda scale: ours(requantise)(x, w, scale)[1].sum())(scale)
+    slope = jax.grad(lambda scale: ours(requantize)(x, w, scale)[1].sum())(scale)
     np.testing.assert_allclose(slope, exact.sum(0), rtol=1e-5)
 
 

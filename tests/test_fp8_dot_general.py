@@ -29,7 +29,7 @@ def near(got, expected, tolerance=1e-5):
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("grad_dtype", [jnp.float8_e5m2, jnp.float8_e4m3fn])
 def test_values_and_gradients(recipe, grad_dtype):
-    """Exactly the products of operands that are quantised along what each of them contracts."""
+    """Exactly the products of operands that are quantized along what each of them contracts."""
     x, w, g = normal(M, K), normal(K, N, seed=1), normal(M, N, seed=2)
     of_rows, of_weights = RECIPES[recipe]
     product = Fp8DotGeneral(recipe, grad_dtype)
@@ -60,7 +60,7 @@ def test_operands_lie_either_way(recipe, lhs, rhs):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_weights_are_transposed_by_the_quantiser_alone(recipe):
+def test_weights_are_transposed_by_the_quantizer_alone(recipe):
     x = jax.ShapeDtypeStruct((4, 1024, 512), jnp.bfloat16)
     w = jax.ShapeDtypeStruct((512, 2, 768), jnp.bfloat16)
     numbers = (((2,), (0,)), ((), ()))

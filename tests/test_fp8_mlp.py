@@ -57,7 +57,7 @@ def test_values_and_gradients(recipe, hidden):
         near(got, wanted, 5e-3)
 
 
-def test_values_of_dequantised_operands():
+def test_values_of_dequantized_operands():
     """Of the first product and its derivative, in float64: 8 bits alone are lost."""
     x, params, _ = block()
     of_rows, of_weights = {"block": (1, 128)}, {"block": (128, 128)}

@@ -21,7 +21,7 @@ SIZES = np.array([100, 0, 7, 150], np.int32)
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_values_and_gradients(recipe):
-    """Exactly the products of operands that are quantised along what each of them contracts."""
+    """Exactly the products of operands that are quantized along what each of them contracts."""
     x, w, g = normal(M, K), normal(4, K, N, seed=1), normal(M, N, seed=2)
     w = w * jnp.array([1.0, 1.0, 100.0, 0.01])[:, None, None]
     of_rows, of_matrices = RECIPES[recipe]

@@ -81,7 +81,7 @@ def test_rows_of_no_group_count_as_zeros(recipe, padding):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
-def test_values_of_dequantised_operands():
+def test_values_of_dequantized_operands():
     """In float64: 8 bits alone are lost."""
     x, params = block()
     of_rows, of_matrices = {"block": (1, 128)}, {"block": (128, 128)}

@@ -33,7 +33,7 @@ def exact(x):
 
 
 def products(x, weights):
-    """Gate and up of dequantised operands, in float64."""
+    """Gate and up of dequantized operands, in float64."""
     if not isinstance(weights, tuple):
         return [exact(x) @ exact(weights)[:, i] for i in (0, 1)]
     return [exact(x) @ exact(w) for w in weights]
@@ -63,7 +63,7 @@ def test_values(kind):
         near(got, wanted)
 
 
-def test_scales_of_the_pair_may_be_shared_and_weights_alone_quantised():
+def test_scales_of_the_pair_may_be_shared_and_weights_alone_quantized():
     x, w = operands()
     shared = quantize(normal(K, 2, N, seed=1), block=(128, 2, 128))
     assert shared.scale.shape == (2, 1, 3)

@@ -1,4 +1,4 @@
-"""Gated grouped products of quantised operands: values, transformations, what runs them."""
+"""Gated grouped products of quantized operands: values, transformations, what runs them."""
 
 import functools
 
@@ -16,7 +16,7 @@ from jax_tcgemm import QuantizedArray, dequantize, quantize
 
 SIZES = np.array([7, 0, 30, 2, 9, 1, 6, 5], np.int32)  # 60 of 64 rows
 M, N, K, GROUPS = 64, 128, 256, len(SIZES)
-# How tokens are quantised, and matrices as (groups, k, 2, n).
+# How tokens are quantized, and matrices as (groups, k, 2, n).
 SCALINGS = {
     "rows": ({"axis": -1}, {"axis": 1}),
     "blocks": ({"block": (1, 128)}, {"block": (1, 128, 1, 128)}),
@@ -40,7 +40,7 @@ def near(got, expected, tolerance=1e-5):
 
 
 def products(x, w, sizes=SIZES):
-    """Gate and up of dequantised operands, in float64."""
+    """Gate and up of dequantized operands, in float64."""
     return [ragged_reference.rows(exact(x), exact(w)[:, :, i], sizes) for i in (0, 1)]
 
 

@@ -1,4 +1,4 @@
-"""Contractions over the tokens of groups of quantised operands: values, and what runs them."""
+"""Contractions over the tokens of groups of quantized operands: values, and what runs them."""
 
 import functools
 
@@ -19,7 +19,7 @@ SIZES = np.array([7, 0, 130, 2, 90, 1, 6, 5], np.int32)  # 241 of 250 tokens
 TOKENS, M, N = 250, 96, 64
 LAST = RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (1,), ())
 FIRST = RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
-# As they are quantised, tokens last. Of 250 tokens the last block of 128 is short.
+# As they are quantized, tokens last. Of 250 tokens the last block of 128 is short.
 SCALINGS = {
     "blocks": ({"block": (1, 128)}, {"block": (1, 128)}),
     "large blocks": ({"block": (1, 128)}, {"block": (64, 128)}),

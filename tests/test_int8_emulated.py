@@ -104,7 +104,7 @@ def test_sums_wrap_around(kernels):
 M, N, K = 264, 200, 1000
 
 
-def quantised(acc, row, column):
+def quantized(acc, row, column):
     """To float by scales of rows and columns, and rounded to integers again."""
     y = acc.astype(jnp.float32) * row * column
     return y.astype(jnp.bfloat16), jnp.clip(acc // 64, -127, 127).astype(jnp.int8)
@@ -115,7 +115,7 @@ def function_call():
     """The problem, and the function's operands."""
     rng = np.random.default_rng(7)
     operands = [2.0 ** rng.integers(-2, 3, x).astype(np.float32) for x in ((M, 1), (1, N))]
-    problem, used = function_of_product(quantised, operands, (M, N, K), DTYPES["s8"], np.int32)
+    problem, used = function_of_product(quantized, operands, (M, N, K), DTYPES["s8"], np.int32)
     return problem, operands, used
 
 
@@ -133,7 +133,7 @@ def check_function(emulator, config, seed=0):
     arrays |= {f"function operand {i}": operands[number] for i, number in enumerate(used)}
     found = emulator.run(problem, arrays, implementation="wgmma", config=config, seed=seed)
     acc = a.astype(np.int32) @ b.astype(np.int32).T
-    expected = quantised(jnp.asarray(acc), *operands)
+    expected = quantized(jnp.asarray(acc), *operands)
     for x, number in zip(found, problem.epilogue.function.order, strict=True):
         np.testing.assert_array_equal(x.reshape(M, N), expected[number])
 

@@ -570,7 +570,7 @@ def test_explicit_axes_beside_named_ones_are_refused():
         divided = jax.shard_map(
             own, in_specs=(P("data"), P(), P("data")), out_specs=P(), axis_names={"data"}
         )
-        with pytest.raises(ValueError, match="w must not be divided over explicit mesh axes where"):
+        with pytest.raises(ValueError, match="w must not be sharded over explicit mesh axes where"):
             jax.jit(divided)(x, w, labels)
 
 

@@ -57,13 +57,13 @@ CALLS = {
     "linear_cross_entropy": lambda x, **how: jax_tcgemm.linear_cross_entropy(x, X, LABELS, **how),
     "linear_log_prob": lambda x, **how: jax_tcgemm.linear_log_prob(x, X, LABELS, **how),
     "linear_top_k": lambda x, **how: jax_tcgemm.linear_top_k(x, X, 2, **how)[0],
-    "matmul of quantised arrays": lambda x, **how: jax_tcgemm.matmul(
+    "matmul of quantized arrays": lambda x, **how: jax_tcgemm.matmul(
         jax_tcgemm.quantize(x), QUANTIZED, **how
     ),
-    "linear of quantised arrays": lambda x, **how: jax_tcgemm.linear(
+    "linear of quantized arrays": lambda x, **how: jax_tcgemm.linear(
         x, QUANTIZED, VECTOR, activation="silu", **how
     ),
-    "ragged_dot of quantised arrays": lambda x, **how: jax_tcgemm.ragged_dot(
+    "ragged_dot of quantized arrays": lambda x, **how: jax_tcgemm.ragged_dot(
         x, jax_tcgemm.quantize(GROUPS), SIZES, **how
     ),
     "scaled_matmul": lambda x, **how: jax_tcgemm.scaled_matmul(x, X, 2.0, VECTOR[:, None], **how),
@@ -185,12 +185,12 @@ VALID = {
     ),
     "quantize": (jax_tcgemm.quantize, {"x": SQUARE}),
     "dequantize": (jax_tcgemm.dequantize, {"x": QUANTIZED}),
-    "matmul of quantised arrays": (jax_tcgemm.matmul, {"a": QUANTIZED, "b": SQUARE}),
-    "gated_linear of quantised arrays": (
+    "matmul of quantized arrays": (jax_tcgemm.matmul, {"a": QUANTIZED, "b": SQUARE}),
+    "gated_linear of quantized arrays": (
         jax_tcgemm.gated_linear,
         {"x": QUANTIZED, "weights": jax_tcgemm.quantize(jnp.ones((4, 2, 4)))},
     ),
-    "ragged_dot of quantised arrays": (
+    "ragged_dot of quantized arrays": (
         jax_tcgemm.ragged_dot,
         {"lhs": QUANTIZED, "rhs": jax_tcgemm.quantize(GROUPS), "group_sizes": SIZES},
     ),
@@ -298,7 +298,7 @@ UNUSUAL = {
         "a scalar": jnp.ones(()),
     },
     **{"5 x 7": jnp.ones((5, 7)), "integers": jnp.ones((4, 4), jnp.int32), "a vector": VECTOR},
-    **{"quantised": QUANTIZED, "quantised wrongly": jax_tcgemm.QuantizedArray(X, VECTOR)},
+    **{"quantized": QUANTIZED, "quantized wrongly": jax_tcgemm.QuantizedArray(X, VECTOR)},
     **{"packed": PACKED},
     **{"float8": jnp.ones((4, 4), jnp.float8_e4m3fn), "a key": jax.random.key(0)},
     **{"symbolic": jax.ShapeDtypeStruct(jax.export.symbolic_shape("n, m"), jnp.float32)},

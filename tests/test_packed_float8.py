@@ -18,7 +18,7 @@ import jax_tcgemm
 
 
 def rows_in_8_bits(*shape):
-    """Quantised rows, and what they stand for."""
+    """Quantized rows, and what they stand for."""
     x = jax_tcgemm.quantize(normal(*shape), block=(1, shape[-1]))
     return x, exact(x.qvalue) * exact(x.scale)
 
@@ -58,7 +58,7 @@ def test_one_scale_of_rows_of_8_bits():
 
 
 @pytest.mark.parametrize("how", ["blocks", "integers", "a table", "8 bits"])
-def test_other_quantised_rows_are_dequantised(how):
+def test_other_quantized_rows_are_dequantized(how):
     """In bfloat16, which no kernel of 8 bits is asked for."""
     case = Case(1, 96, 256, 64, {"a table": "nf4", "8 bits": "int8"}.get(how, "int4"))
     dtype = jnp.int8 if how == "integers" else jnp.float8_e4m3fn

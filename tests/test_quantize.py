@@ -1,4 +1,4 @@
-"""Quantised arrays: their values and scales, against float64, and their derivatives."""
+"""Quantized arrays: their values and scales, against float64, and their derivatives."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jax_tcgemm import QuantizedArray
 
 E4M3, E5M2, INT8 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.int8
 LARGEST = {E4M3: 448, E5M2: 57344, INT8: 127}
-# Shapes of x, how it is quantised, the extents of what has one scale.
+# Shapes of x, how it is quantized, the extents of what has one scale.
 SCALINGS = {
     "one for all": ((50, 70), {}, (50, 70)),
     "rows": ((50, 70), {"axis": -1}, (1, 70)),
@@ -122,7 +122,7 @@ def test_zeros_and_tiny_numbers():
 
 
 def test_zero_points():
-    """As asymmetric quantisers of other libraries have them."""
+    """As asymmetric quantizers of other libraries have them."""
     values = jnp.arange(-8, 8, dtype=jnp.int8).reshape(2, 8)
     q = QuantizedArray(values, jnp.array([[0.5, 2.0]]), jnp.array([[3], [-1]], jnp.int8))
     expected = exact(values) - np.array([[3], [-1]])
@@ -204,14 +204,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_cannot_be_quantised_is_named(name):
+def test_what_cannot_be_quantized_is_named(name):
     changed, kind, message = WRONG[name]
     with pytest.raises(kind, match=f"^quantize: {message}.*, got .*; "):
         jax_tcgemm.quantize(**{"x": jnp.ones((2, 3))} | changed)
 
 
 WRONG_ARRAYS = {
-    "an array": (jnp.ones(3), TypeError, "x must be a quantised array"),
+    "an array": (jnp.ones(3), TypeError, "x must be a quantized array"),
     "ranks": (QuantizedArray(jnp.ones((2, 4), E4M3), jnp.ones(2)), ValueError, "x.scale must have"),
     "blocks": (
         QuantizedArray(jnp.ones((2, 4), E4M3), jnp.ones((1, 3))),
@@ -247,7 +247,7 @@ WRONG_ARRAYS = {
 
 
 @pytest.mark.parametrize("name", WRONG_ARRAYS)
-def test_what_is_no_quantised_array_is_named(name):
+def test_what_is_no_quantized_array_is_named(name):
     x, kind, message = WRONG_ARRAYS[name]
     with pytest.raises(kind, match=f"^dequantize: {message}.*, got .*; "):
         jax_tcgemm.dequantize(x)

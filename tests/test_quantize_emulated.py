@@ -1,4 +1,4 @@
-"""The quantising kernels run by the emulator of tests/emulator, and what it must find."""
+"""The quantizing kernels run by the emulator of tests/emulator, and what it must find."""
 
 import re
 

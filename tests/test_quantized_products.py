@@ -1,4 +1,4 @@
-"""Products of quantised arrays: values against float64, what runs them, derivatives, refusals."""
+"""Products of quantized arrays: values against float64, what runs them, derivatives, refusals."""
 
 import types
 
@@ -29,7 +29,7 @@ def near(got, expected, tolerance=1e-5):
     np.testing.assert_allclose(exact(got), expected, rtol=0, atol=tolerance * abs(expected).max())
 
 
-# How x, of shape (M, K), and w, of shape (N, K), are quantised.
+# How x, of shape (M, K), and w, of shape (N, K), are quantized.
 SCALINGS = {
     "one for all": ({}, {}),
     "rows": ({"axis": -1}, {"axis": -1}),
@@ -174,7 +174,7 @@ def test_einsum_of_several():
     a, b = quantize(normal(6, 32), axis=-1), quantize(normal(32, 7, seed=1), axis=0)
     c = normal(7, 5, seed=2)
     near(tensor.einsum("ij,jk,kl->il", a, b, c), exact(a) @ exact(b) @ exact(c))
-    # A sum over one alone, a diagonal, and a broadcast: of the dequantised array.
+    # A sum over one alone, a diagonal, and a broadcast: of the dequantized array.
     near(tensor.einsum("ij,jk->k", a, b), (exact(a) @ exact(b)).sum(0))
     near(tensor.einsum("ij->j", a), exact(a).sum(0))
     square = quantize(normal(8, 8))
@@ -328,7 +328,7 @@ def test_weights_alone_are_converted_to_the_activations():
     assert (call.implementation, call.problem.a.dtype) == ("wgmma", "bf16")
 
 
-def test_dequantised_operands_are_xlas():
+def test_dequantized_operands_are_xlas():
     x = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
     f = lambda x, w: jax_tcgemm.matmul(x, w.mT)  # noqa: E731
     (call,) = calls(f, x, large({"block": (128, 128)}))
@@ -355,8 +355,8 @@ def test_blocks_of_k_are_part_of_the_product():
 # --- derivatives --------------------------------------------------------------------------------
 
 
-def test_derivatives_beside_quantised_weights():
-    """Of activations, biases and scales: those of the dequantised product."""
+def test_derivatives_beside_quantized_weights():
+    """Of activations, biases and scales: those of the dequantized product."""
     x, bias, g = normal(M, K), normal(N, seed=1), normal(M, N, seed=2)
     w = quantize(normal(N, K, seed=3), axis=-1)
 
@@ -419,7 +419,7 @@ def test_equal_calls_are_traced_once():
     assert len(traces) == first == 1
 
 
-# --- other quantised arrays, and what is refused ------------------------------------------------
+# --- other quantized arrays, and what is refused ------------------------------------------------
 
 
 def test_anything_with_the_fields():
@@ -453,7 +453,7 @@ REFUSED = {
     "complex operands": (
         lambda: jax_tcgemm.dot_general(Q, jnp.ones((4, 4), complex), MN),
         TypeError,
-        "dot_general: operands beside quantised ones must have a real dtype",
+        "dot_general: operands beside quantized ones must have a real dtype",
     ),
     "a bias": (
         lambda: jax_tcgemm.linear(Q, Q, jnp.ones(5)),
@@ -463,7 +463,7 @@ REFUSED = {
     "a donated residual": (
         lambda: jax_tcgemm.linear(Q, Q, residual=jnp.ones((4, 4)), donate_residual=True),
         ValueError,
-        "linear: donate_residual must be False for quantised operands",
+        "linear: donate_residual must be False for quantized operands",
     ),
     "scales": (
         lambda: jax_tcgemm.matmul(QuantizedArray(Q.qvalue, jnp.ones((3, 1))), Q),
@@ -473,14 +473,14 @@ REFUSED = {
     "cuTENSOR": (
         lambda: tensor.einsum("ij,jk->ik", Q, Q, implementation="cutensor"),
         ValueError,
-        "tensor.einsum: implementation must be gemm, xla or None for quantised operands",
+        "tensor.einsum: implementation must be gemm, xla or None for quantized operands",
     ),
     "gradients of a block of layers": (
         lambda: jax_tcgemm.mlp(
             jnp.ones((4, 4)), {"up": Q, "down": jnp.ones((4, 4))}, accumulate={"down": jnp.ones(4)}
         ),
         ValueError,
-        "mlp: accumulate must be None beside quantised operands",
+        "mlp: accumulate must be None beside quantized operands",
     ),
 }
 

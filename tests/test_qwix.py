@@ -92,7 +92,7 @@ def distance(got, expected):
 
 
 def of_parameters(f, params):
-    """What f makes of each parameter that Qwix quantised."""
+    """What f makes of each parameter that Qwix quantized."""
 
     def is_quantized(x):
         return hasattr(x, "how")
@@ -171,7 +171,7 @@ def test_training_by_another_version_of_qwix(monkeypatch):
 
 
 def served(model, rule, x=X):
-    """The quantised model, its parameters, and the logits of these exactly dequantised."""
+    """The quantized model, its parameters, and the logits of these exactly dequantized."""
     from jax_tcgemm.quantization.qwix import PtqProvider
 
     parameters = jax.jit(model.init)(jax.random.key(0), x)["params"]

@@ -44,7 +44,7 @@ def clipped_swiglu(acc):
     return jnp.clip(acc, -7, 7) * jax.nn.sigmoid(1.702 * acc)
 
 
-def quantise(acc, scale):
+def quantize(acc, scale):
     return jnp.clip(jnp.round(acc / scale), -127, 127).astype(jnp.int8)
 
 
@@ -78,7 +78,7 @@ OPERANDS = {
     dropout: lambda dtype: (jax.random.key(7),),
     position_bias: lambda dtype: (),
     clipped_swiglu: lambda dtype: (),
-    quantise: lambda dtype: (abs(normal(2, M, 1, dtype=dtype)) / 8 + 0.125,),
+    quantize: lambda dtype: (abs(normal(2, M, 1, dtype=dtype)) / 8 + 0.125,),
     two_results: lambda dtype: (normal(2, N, dtype=dtype),),
     row_maxima: lambda dtype: (),
     column_sums: lambda dtype: (normal(2, N, dtype=dtype),),

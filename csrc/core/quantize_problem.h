@@ -10,7 +10,7 @@
 //   scaled  scales are given, one for each entry of the batch
 //
 // X is packed row-major, batch x rows x columns, and so are values and scales; the last block of a dimension may be
-// short. What is transposed is quantised for itself: lines and blocks are of its own rows, which are columns of X.
+// short. What is transposed is quantized for itself: lines and blocks are of its own rows, which are columns of X.
 #pragma once
 
 #include <array>

@@ -29,7 +29,7 @@ const RowsImplementation* simt_rows();
 const PackedImplementation* packed_products();
 
 // Arrays of 8 bits and their scales.
-const QuantizeImplementation* quantiser();
+const QuantizeImplementation* quantizer();
 
 // Operands in parts.
 const SplitImplementation* splitter();

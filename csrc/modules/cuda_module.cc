@@ -45,7 +45,7 @@ const PackedImplementations& packed_implementations() {
 }
 
 const QuantizeImplementations& quantize_implementations() {
-  static const QuantizeImplementations all{quantiser()};
+  static const QuantizeImplementations all{quantizer()};
   return all;
 }
 

@@ -11,7 +11,7 @@ A group has these keys::
 
 `quantized` is `ragged_dot` of `QuantizedArray`s to bfloat16, matrices lying as (groups, n, k), or
 `ragged_dot_general` of (k, tokens) and (n, tokens), whose scales are of rows or of 1 by 128. `xla`
-is what XLA makes of the same by `lax` of the dequantised operands, where its masks fit the memory.
+is what XLA makes of the same by `lax` of the dequantized operands, where its masks fit the memory.
 `bf16`, our product of operands that have been bfloat16 all along, with tokens first, is timed
 beside them. Of kind "gated" it is `gated_ragged_linear` of matrices that lie as (groups, 2, n, k),
 n being a multiple of 128, and `steps`, the product of both matrices with what XLA makes of the
@@ -124,7 +124,7 @@ def _made(
         peers={"xla": xla} if of.fits_xla(2 * (num_b * of.n + of.k)) else {},
         parts=parts,
         reference=functools.partial(reference, of.group_sizes),
-        # Operands that XLA dequantises are rounded to bfloat16, and so is the result.
+        # Operands that XLA dequantizes are rounded to bfloat16, and so is the result.
         tolerance=num_b * (2 * float(jnp.finfo(jnp.bfloat16).eps) + 1e-3),
         flops=2 * num_b * of.tokens * of.n * of.k,
         least_bytes=least_bytes,

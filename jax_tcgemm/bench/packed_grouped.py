@@ -7,7 +7,7 @@ A group has these keys::
     alpha                    of the sizes of groups, as of the workload `ragged`
     configs                  of the kernel, to be measured by name, too
 
-`auto` is `ragged_dot` by packed weights, `xla` JAX's by the same weights in x's dtype, dequantised
+`auto` is `ragged_dot` by packed weights, `xla` JAX's by the same weights in x's dtype, dequantized
 before, and `plain` ours by those. The least time is that of the bytes: of x, of the packed weights
 of groups that have rows, and of the result.
 """

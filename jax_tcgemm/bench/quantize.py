@@ -5,7 +5,7 @@ A group has these keys::
     m, k         extents of the array; each may be a list
     scaling      "rows", "lines" of 1 by 128 or "blocks" of 128 by 128; may be a list
     to           "f8e4m3fn", "f8e5m2" or "s8"; may be a list
-    transposed   whether the transpose is quantised, too; may be a list
+    transposed   whether the transpose is quantized, too; may be a list
 
 `quantize` is what is chosen, on a GPU the kernel; `xla` is XLA's code of the same. `copy`, XLA's
 conversion to as many bytes as are written, is timed beside them: what memory allows.

@@ -7,7 +7,7 @@ A group has these keys::
                  rhs; may be a list
 
 `scaled` is `scaled_matmul` to bfloat16. `xla` is what XLA makes of the same: scales of rows after
-its own product of 8-bit floats, those of blocks before one of the dequantised operands in bfloat16.
+its own product of 8-bit floats, those of blocks before one of the dequantized operands in bfloat16.
 `unscaled`, our product without scales, is timed beside them.
 """
 
@@ -102,7 +102,7 @@ def _workload(suite, label, dtype, m, n, k, scaling) -> Workload:
         peers={"xla": _after if scaling == "rows" else _before},
         parts={"unscaled": unscaled},
         reference=_reference,
-        # Operands that XLA dequantises are rounded to bfloat16, and so is the result.
+        # Operands that XLA dequantizes are rounded to bfloat16, and so is the result.
         tolerance=2 * float(jnp.finfo(jnp.bfloat16).eps) + 1e-3,
         flops=2 * m * n * k,
         least_bytes=m * k + n * k + 2 * m * n,

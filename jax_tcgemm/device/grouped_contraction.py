@@ -42,7 +42,7 @@ class Product(GroupedProduct):
     def folded(self, device: selection.Device) -> Folded | str:
         """Return the problem with the scales, or why there is none."""
         if device.platform == "cpu":
-            return "the CPU multiplies what is dequantised"
+            return "the CPU multiplies what is dequantized"
         return _folded(self, device)
 
     def refuse_to_fuse(self, device: selection.Device, why: str) -> selection.Choice:

@@ -76,7 +76,7 @@ def division_of(op: str, x, w, labels, bias, axis: int, named: tuple[str, ...]) 
     if named:
         name = divided[0]
         raise ValueError(
-            f"{op}: {name} must not be divided over explicit mesh axes where others are named, got "
+            f"{op}: {name} must not be sharded over explicit mesh axes where others are named, got "
             f"{name} of type {jax.typeof(given[name])} and axes {', '.join(named)}; have "
             "jax.shard_map divide over all of them"
         )
@@ -92,7 +92,7 @@ def check_undivided(op: str, **operands) -> None:
     for name, a in operands.items():
         if a is not None and any(_spec(a)):
             raise ValueError(
-                f"{op}: {name} must not be divided over explicit mesh axes, got {name} of type "
+                f"{op}: {name} must not be sharded over explicit mesh axes, got {name} of type "
                 f"{jax.typeof(a)}; use jax.shard_map"
             )
 

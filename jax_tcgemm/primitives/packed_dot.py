@@ -188,10 +188,10 @@ def _product(*operands, **params):
 
 def _in_16_bits(x, row_scales, *others, **params):
     """The product of what rows of 8-bit floats stand for."""
-    return _product(dequantised(x, row_scales), *others, **params)
+    return _product(dequantized(x, row_scales), *others, **params)
 
 
-def dequantised(x, row_scales=None):
+def dequantized(x, row_scales=None):
     """What rows stand for, those of 8 bits in bfloat16."""
     if row_scales is None:
         return x
@@ -281,14 +281,14 @@ def _jvp(primals, tangents, **params):
     """Of rows in 8 bits, by the product of what they stand for in 16."""
     out = packed_dot_p.bind(*primals, **params)
     first = 1 + len(split(primals, params["grouped"]).row_scales)
-    _, moving = functions.value_and_tangent(dequantised, primals[:first], tangents[:first])
+    _, moving = functions.value_and_tangent(dequantized, primals[:first], tangents[:first])
     if moving is None:
         return out, zero_tangent(out)
     return out, packed_dot_p.bind(*same_varying(moving, *primals[first:]), **params)
 
 
 def _transpose(ct, *operands, options, format, grouped, **params):
-    """The cotangent of x is a product with the weight, dequantised."""
+    """The cotangent of x is a product with the weight, dequantized."""
     del params
     x, _, weight, groups = split(operands, grouped)
     nothing = [None] * (len(operands) - 1)

@@ -8,7 +8,7 @@ Operands are lhs (*b, m, k) and rhs (*b, n, k), of float8 or int8 and of one dty
 of k). All have the same number of batch dimensions, each of size 1 where it is broadcast. It is the
 gradient of the matrices of a grouped product, both of whose operands are held transposed.
 
-`unfused` is the same in JAX, by a plain product of dequantised operands: it types the primitive and
+`unfused` is the same in JAX, by a plain product of dequantized operands: it types the primitive and
 runs it wherever nothing takes it as one call.
 
 Parameters, all static: options, groups, blocks (extents of a block of lhs along m and k, and of rhs
@@ -25,7 +25,7 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import dense, grouped, grouped_contraction
 from jax_tcgemm.primitives import functions
 from jax_tcgemm.primitives import ragged_dot as plain
-from jax_tcgemm.primitives.encodings.block_scaled import dequantised
+from jax_tcgemm.primitives.encodings.block_scaled import dequantized
 from jax_tcgemm.primitives.rules import (
     is_moving,
     same_varying,
@@ -76,7 +76,7 @@ def unfused(
         ]
         out = acc * of_rows[0] * jnp.swapaxes(of_rows[1], -1, -2)
     else:
-        wide = [dequantised(*x) for x in zip((lhs, rhs), scales, blocks, strict=True)]
+        wide = [dequantized(*x) for x in zip((lhs, rhs), scales, blocks, strict=True)]
         out = plain.ragged_dot(*(jnp.swapaxes(x, -1, -2) for x in wide), sizes, offset, **how)
     return [out.astype(preferred_element_type)]
 
@@ -106,7 +106,7 @@ batching.fancy_primitive_batchers[scaled_ragged_contraction_p] = _batch
 
 
 def _jvp(primals, tangents, **params):
-    """As of a product of dequantised operands."""
+    """As of a product of dequantized operands."""
     out = scaled_ragged_contraction_p.bind(*primals, **params)
     moving = [i for i, tangent in enumerate(tangents) if is_moving(tangent)]
     if not moving:

@@ -24,7 +24,7 @@ class QuantizeProblem:
       batch: entries.
       rows: of each.
       columns: of each.
-      transposed: whether the transpose is quantised, too; not where form is "rows".
+      transposed: whether the transpose is quantized, too; not where form is "rows".
       in_dtype: dtype of X.
       out_dtype: dtype of the values.
     """

@@ -1,4 +1,4 @@
-"""Quantised arrays: values of few bits, and what they are to be multiplied by."""
+"""Quantized arrays: values of few bits, and what they are to be multiplied by."""
 
 import dataclasses
 import functools
@@ -76,7 +76,7 @@ class QuantizedArray:
 
     @property
     def dtype(self):
-        """That of the array once it is dequantised."""
+        """That of the array once it is dequantized."""
         return self.scale.dtype
 
     @property
@@ -89,7 +89,7 @@ class QuantizedArray:
 
 
 def is_quantized(x) -> bool:
-    """Whether something is a quantised array, ours or another library's."""
+    """Whether something is a quantized array, ours or another library's."""
     return not isinstance(x, jax.Array) and all(hasattr(x, name) for name in _FIELDS)
 
 

@@ -373,7 +373,7 @@ def product(
     if quantized.is_any(lhs, *rights):
         if donate_residual:
             raise ValueError(
-                f"{op}: donate_residual must be False for quantised operands, got "
+                f"{op}: donate_residual must be False for quantized operands, got "
                 f"{donate_residual=}; the result is made beside it"
             )
         dtype = quantized.result_dtype(op, preferred_element_type, lhs, *rights)

@@ -138,8 +138,8 @@ def mlp(
     if quantized.is_any(x, *weights):
         if accumulate is not None:
             raise ValueError(
-                f"{op}: accumulate must be None beside quantised operands, got accumulate of type "
-                f"{type(accumulate).__name__}; quantised weights have no gradients"
+                f"{op}: accumulate must be None beside quantized operands, got accumulate of type "
+                f"{type(accumulate).__name__}; quantized weights have no gradients"
             )
         return _by_layers(spec, x, given, residual)
     hidden = promoted_dtype(op, x.dtype, jax.tree.leaves(given["up"])[0].dtype)

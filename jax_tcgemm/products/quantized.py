@@ -141,7 +141,7 @@ def result_dtype(op: str, preferred: np.dtype | None, *operands) -> np.dtype:
     if preferred is not None and not jnp.issubdtype(preferred, jnp.floating):
         raise TypeError(
             f"{op}: preferred_element_type must be None or a real floating-point dtype for "
-            f"quantised operands, got preferred_element_type={preferred}; convert the result"
+            f"quantized operands, got preferred_element_type={preferred}; convert the result"
         )
     if packed.is_packed(*operands):
         return packed.result_dtype(op, preferred, *operands)
@@ -149,7 +149,7 @@ def result_dtype(op: str, preferred: np.dtype | None, *operands) -> np.dtype:
     dtype = preferred or jnp.result_type(*dtypes)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(
-            f"{op}: operands beside quantised ones must have a real dtype, got a result of {dtype}"
+            f"{op}: operands beside quantized ones must have a real dtype, got a result of {dtype}"
             "; dequantize them"
         )
     return np.dtype(dtype)

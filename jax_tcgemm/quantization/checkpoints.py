@@ -345,7 +345,7 @@ def _order(source: formats.Source, name: str, arrays, sizes) -> np.ndarray | Non
     if not np.array_equal(np.sort(g_idx), own):
         raise ValueError(
             f"{source.op}: {source.prefix}{name} must name each of {groups} groups {size} times, "
-            "got other numbers; groups of several sizes are dequantised"
+            "got other numbers; groups of several sizes are dequantized"
         )
     return None if np.array_equal(g_idx, own) else g_idx
 

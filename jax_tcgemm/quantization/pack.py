@@ -340,7 +340,7 @@ def _order(op: str, g_idx, form: PackedFormat) -> jax.Array:
     if not _holds(_are_even, g_idx, form.groups, form.group_size):
         raise ValueError(
             f"{op}: g_idx must name each of {form.groups} groups {form.group_size} times, got "
-            "other numbers; groups of several sizes are dequantised"
+            "other numbers; groups of several sizes are dequantized"
         )
     return jnp.argsort(g_idx, stable=True).astype(jnp.int32)
 

@@ -147,7 +147,7 @@ def dequantize(x) -> jax.Array:
     op = "dequantize"
     if not is_quantized(x):
         raise TypeError(
-            f"{op}: x must be a quantised array, got x of type {type(x).__name__}; use "
+            f"{op}: x must be a quantized array, got x of type {type(x).__name__}; use "
             "jax_tcgemm.quantize"
         )
     return dequantized(as_operand(op, "x", x))

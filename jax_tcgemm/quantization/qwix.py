@@ -148,7 +148,7 @@ def pack_params(params):
     params = jax.tree.map(packed, params, is_leaf=lambda x: isinstance(x, ptq.WithAux))
     if not found:
         raise ValueError(
-            f"{op}: params must have parameters that Qwix quantised, got none in params of type "
+            f"{op}: params must have parameters that Qwix quantized, got none in params of type "
             f"{type(params).__name__}; see qwix.quantize_params"
         )
     return params

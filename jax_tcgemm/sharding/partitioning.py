@@ -369,7 +369,7 @@ def of_whole_arrays(function: Callable, *avals) -> Callable:
 
 
 def resharded(x, sharding: NamedSharding | None):
-    """`x` divided over explicit mesh axes as `sharding` says; None leaves it as it is."""
+    """`x` sharded over explicit mesh axes as `sharding` says; None leaves it as it is."""
     if sharding is None:
         return x
     own, wanted = (

@@ -119,7 +119,7 @@ def _names_of_blocks(operands: dict, num_batch: int) -> dict:
 
 
 def result_spec(lhs, rhs, params, ndim: int) -> PartitionSpec:
-    """How the result is divided over explicit mesh axes: like the dimensions it has of operands."""
+    """How the result is sharded over explicit mesh axes: like the dimensions it has of operands."""
     is_contraction = params["form"] == "contraction"
     n_axis = -2 if params["rhs_transposed"] and not is_contraction else -1
     m = lhs.sharding.spec.partitions[-1 if is_contraction else -2]

@@ -84,7 +84,7 @@ def einsum(
         dtype = quantized.result_dtype(op, dtype, *arrays)
         if implementation not in (None, "gemm", "xla"):
             raise ValueError(
-                f"{op}: implementation must be gemm, xla or None for quantised operands, got "
+                f"{op}: implementation must be gemm, xla or None for quantized operands, got "
                 f"{implementation=}; only matrix products are scaled"
             )
     elif dtype is None:

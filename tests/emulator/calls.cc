@@ -147,7 +147,7 @@ const char* emulate_packed(const char* fields) {
 
 const char* emulate_quantize(const char* fields) {
   using namespace tcgemm;
-  static const Named<QuantizeProblem, QuantizeBuffers> implementations{{"quantize", &quantiser}};
+  static const Named<QuantizeProblem, QuantizeBuffers> implementations{{"quantize", &quantizer}};
   return run_without_exceptions(fields, implementations);
 }
 

@@ -134,7 +134,7 @@ def test_promotion_is_needed():
     assert 4 * errors[0] < errors[1]
 
 
-def test_quantised_layers_and_derivatives():
+def test_quantized_layers_and_derivatives():
     keys = jax.random.split(jax.random.key(4), 3)
     x, w, g = (jax.random.normal(key, (256, 256)) for key in keys)
     w8 = jax_tcgemm.quantize(w, block=(128, 128))

@@ -37,7 +37,7 @@ def _dropout(acc, key):
     return jnp.where(kept, acc / 0.75, 0).astype(BF16)
 
 
-def _quantised(acc, scale):
+def _quantized(acc, scale):
     return jnp.clip(jnp.round(acc * scale), -127, 127).astype(I8)
 
 
@@ -54,7 +54,7 @@ CASES = {
     "dropout": Case(_dropout, (("key", U8),)),
     "alibi": Case(_alibi),
     "clipped swiglu": Case(_clipped_swiglu),
-    "quantised": Case(_quantised, (("m1", F32),)),
+    "quantized": Case(_quantized, (("m1", F32),)),
     "two results": Case(lambda acc: (acc, jnp.exp(-(acc**2)).astype(F16))),
     "three results": Case(
         lambda acc, r: ((acc + r) > 0, (acc + r).astype(BF16), jnp.round(acc).astype(jnp.int64)),
@@ -168,7 +168,7 @@ def test_values(how, name, size):
     compare(case, a, b, operands, got)
 
 
-@pytest.mark.parametrize("name", ["bias, gelu, residual", "alibi", "quantised", "dropout"])
+@pytest.mark.parametrize("name", ["bias, gelu, residual", "alibi", "quantized", "dropout"])
 @pytest.mark.parametrize("config", ["128x128x64_c1x1x1_pp", "192x176x64_c1x2x1_co_t"])
 def test_batches(config, name):
     case, batch = CASES[name], (2, 3)

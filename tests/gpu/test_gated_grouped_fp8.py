@@ -21,7 +21,7 @@ pytestmark = [
 CONFIG = "256x128x64_c1x2x1_co_t"
 SIZES = [130, 0, 1, 400, 77, 260]
 M = 900
-# How tokens are quantised, and the matrices, as (groups, 2, n, k).
+# How tokens are quantized, and the matrices, as (groups, 2, n, k).
 SCALINGS = {
     "tensor": ({}, {}),
     "rows": ({"axis": 1}, {"axis": 3}),
@@ -51,7 +51,7 @@ def gated(x, w, sizes, **how):
 
 
 def exact(x, w, sizes=SIZES):
-    """Gate and up of dequantised operands in float64, and those of their absolute values."""
+    """Gate and up of dequantized operands in float64, and those of their absolute values."""
     x, w = (np.asarray(jax_tcgemm.dequantize(a), np.float64) for a in (x, w))
     w = w.swapaxes(2, 3)
     return [[reference.rows(f(x), f(w[:, i]), sizes) for i in range(2)] for f in (np.positive, abs)]
@@ -151,7 +151,7 @@ def test_gathered():
 
 @pytest.mark.parametrize("scaling", ["rows", "DeepSeek"])
 def test_derivatives(scaling):
-    """By scales of tokens and of matrices: as of the dequantised product."""
+    """By scales of tokens and of matrices: as of the dequantized product."""
     x, w = draw(scaling)
     sizes = jnp.array(SIZES)
     ct = jax.random.normal(jax.random.key(3), (M, 264))
@@ -176,7 +176,7 @@ def test_derivatives(scaling):
 @pytest.mark.parametrize("recipe", ["current", "block128"])
 @pytest.mark.parametrize("hidden", [384, 200])
 def test_training_blocks(recipe, hidden):
-    """Values and gradients of `Fp8RaggedMlp`: as on a CPU, by way of dequantised operands."""
+    """Values and gradients of `Fp8RaggedMlp`: as on a CPU, by way of dequantized operands."""
     keys = jax.random.split(jax.random.key(hidden), 4)
     x, up, down, g = (
         jax.random.normal(key, shape) / shape[-2] ** 0.5 * 30

@@ -21,7 +21,7 @@ pytestmark = [
 CONFIGS = "128x256x64_c2x1x1_co_t", "128x64x64_c1x1x1_co_t"
 SIZES = [130, 0, 1, 400, 77, 260]
 M = 900
-# How tokens are quantised, and the matrices, as (groups, n, k).
+# How tokens are quantized, and the matrices, as (groups, n, k).
 SCALINGS = {
     "tensor": ({}, {}),
     "rows": ({"axis": 1}, {"axis": 2}),
@@ -40,7 +40,7 @@ def draw(scaling, n=264, k=384, m=M, sizes=SIZES, dtype=jnp.float8_e4m3fn):
 
 
 def exact(x, w, sizes=SIZES):
-    """The product of dequantised operands in float64, and that of their absolute values."""
+    """The product of dequantized operands in float64, and that of their absolute values."""
     x, w = (np.asarray(jax_tcgemm.dequantize(a), np.float64) for a in (x, w))
     return reference.rows(x, w, sizes), reference.rows(abs(x), abs(w), sizes)
 
@@ -149,7 +149,7 @@ def test_layers(scaling):
 
 @pytest.mark.parametrize("scaling", ["rows", "DeepSeek"])
 def test_gradient_of_tokens(scaling):
-    """Through the scales, which multiply tokens: as of the dequantised product."""
+    """Through the scales, which multiply tokens: as of the dequantized product."""
     x, w = draw(scaling)
     sizes = jnp.array(SIZES)
     ct = jax.random.normal(jax.random.key(3), (M, 264))
@@ -170,7 +170,7 @@ def test_gradient_of_tokens(scaling):
 # --- sums over the tokens of each group -----------------------------------------------------------
 
 LAST = jax.lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (1,), ())
-# How both operands are quantised, tokens last.
+# How both operands are quantized, tokens last.
 SCALINGS_OF_SUMS = {
     "tensor": ({}, {}),
     "rows": ({"axis": -1}, {"axis": -1}),

@@ -61,7 +61,7 @@ CASES = {
         lambda acc, r, b: ((acc + r) > b, (acc + r).astype(BF16), jnp.round(acc).astype(jnp.int64)),
         (("mn", BF16), ("gn", F32)),
     ),
-    "quantised": Case(
+    "quantized": Case(
         lambda acc, s: jnp.clip(jnp.round(acc * s), -127, 127).astype(I8), (("g1", F32),)
     ),
     "mask": Case(lambda acc, keep: jnp.where(keep, acc, -jnp.inf), (("mn", BOOL),)),

@@ -1,4 +1,4 @@
-// One launch of the quantiser.
+// One launch of the quantizer.
 #include "kernels/quantize/launch.h"
 
 #include "kernels/common/alignment.h"
@@ -36,7 +36,7 @@ Status launch(const QuantizeProblem& p, const QuantizeBuffers& buffers, const Ke
   params.tile_rows = static_cast<int32_t>(ceil_div(p.rows, kBlock));
   params.tile_columns = static_cast<int32_t>(ceil_div(p.columns, kBlock));
   params.transposed_aligned = p.rows % 16 == 0;
-  return launch_blocks("quantising kernel", kernel, num_blocks(p), kThreads, shared_bytes(p.transposed), stream,
+  return launch_blocks("quantizing kernel", kernel, num_blocks(p), kThreads, shared_bytes(p.transposed), stream,
                        params);
 }
 

@@ -58,7 +58,7 @@ class Quantize final : public QuantizeImplementation {
 }  // namespace
 }  // namespace quantize
 
-const QuantizeImplementation* quantiser() {
+const QuantizeImplementation* quantizer() {
   static const quantize::Quantize implementation;
   return &implementation;
 }

@@ -49,7 +49,7 @@ class BlockScaled(Encoding):
         """Multiply dequantized operands, by XLA."""
         lhs, rhs, *scales = factors
         triples = zip((lhs, rhs), scales, self.blocks, strict=True)
-        return [self._product(*(dequantised(*each) for each in triples), dtype, options)]
+        return [self._product(*(dequantized(*each) for each in triples), dtype, options)]
 
     def _product(self, lhs, rhs, dtype, options: CallOptions) -> jax.Array:
         return plain.dot_general(
@@ -78,8 +78,8 @@ class BlockScaled(Encoding):
         """Multiply dequantized operands and the tangents of the others."""
         values, tangents = [], []
         for side, block in enumerate(self.blocks):
-            dequantise = functools.partial(dequantised, block=block)
-            x, dx = functions.value_and_tangent(dequantise, factors[side::2], moving[side::2])
+            dequantize = functools.partial(dequantized, block=block)
+            x, dx = functions.value_and_tangent(dequantize, factors[side::2], moving[side::2])
             values.append(x)
             tangents.append(dx)
         (lhs, rhs), (dlhs, drhs) = values, tangents
@@ -175,7 +175,7 @@ class BlockScaled(Encoding):
         return plain.flops(lhs, rhs, dimension_numbers=self._numbers(lhs, rhs))
 
 
-def dequantised(x: jax.Array, scales: jax.Array, block) -> jax.Array:
+def dequantized(x: jax.Array, scales: jax.Array, block) -> jax.Array:
     """An operand in float32, whose last two dimensions have scales of such blocks."""
     # Where XLA finds conversions to 8 bits and back beside each other it may leave both out.
     x = lax.optimization_barrier(x)

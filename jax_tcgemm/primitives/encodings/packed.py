@@ -96,7 +96,7 @@ class Packed(Grouped):
     def tangents(self, factors, moving, options):
         """Multiply the tangent of x by the weight, which is bytes and has no tangent."""
         rows, weight = packed_dot.rows_and_weight(factors)
-        _, dx = functions.value_and_tangent(packed_dot.dequantised, rows, moving[: len(rows)])
+        _, dx = functions.value_and_tangent(packed_dot.dequantized, rows, moving[: len(rows)])
         if dx is None:
             return [None] * self.num_accumulators
         own = dataclasses.replace(self, num_factors=1 + len(weight))
@@ -126,7 +126,7 @@ class Packed(Grouped):
             return bind(encoding, (x, w), operands, options.without_config(), function)
         if way is packed_dot.Way.IN_16_BITS:
             own = dataclasses.replace(self, num_factors=1 + len(weight))
-            x = packed_dot.dequantised(x, *scales)
+            x = packed_dot.dequantized(x, *scales)
             return bind(own, (x, *weight), operands, options, function)
         return None
 

@@ -15,7 +15,7 @@ from jax import lax
 
 from jax_tcgemm.primitives import functions
 from jax_tcgemm.primitives.encodings import Batched
-from jax_tcgemm.primitives.encodings.block_scaled import dequantised
+from jax_tcgemm.primitives.encodings.block_scaled import dequantized
 from jax_tcgemm.primitives.encodings.ragged import Factors, Ragged, side_by_side
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.precision import of_dequantized
@@ -74,9 +74,9 @@ class RaggedBlockScaled(Ragged):
         def of_matrices(rhs, scales):
             """Of a gated product, too, where what tells its matrices apart comes after k."""
             k = lhs.ndim - 1
-            return jnp.moveaxis(dequantised(jnp.moveaxis(rhs, k, -1), scales, of_rhs), -1, k)
+            return jnp.moveaxis(dequantized(jnp.moveaxis(rhs, k, -1), scales, of_rhs), -1, k)
 
-        return [lambda *arrays: dequantised(*arrays, of_lhs), of_matrices]
+        return [lambda *arrays: dequantized(*arrays, of_lhs), of_matrices]
 
     def tangents(self, factors, moving, options):
         """Multiply dequantized operands and the tangents of the others."""
