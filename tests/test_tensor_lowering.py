@@ -191,7 +191,7 @@ def test_refusals_when_lowered(call, reason, fake_cutensor):
     ("change", "message"),
     [
         ({"dtype": "s8"}, "dtype must be f16, bf16, f32, f64, c64 or c128, got s8"),
-        ({"dtype": "f8"}, "f8e4m3fn or f8e5m2, got f8"),
+        ({"dtype": "f8"}, "f8e5m2 or f8e8m0fnu, got f8"),
         ({"operation": "convolve"}, "elementwise_trinary or reduce, got convolve"),
         ({"extents": [4, 0, 6]}, "every extent must be at least 1, got 0"),
         ({"extents": [2**32, 2**32, 6]}, r"an array must have fewer than 2\^59 elements"),
