@@ -248,5 +248,5 @@ def test_explicit_axes_are_refused():
     x, w, _ = operands("float32", vocabulary=304)
     with jax.set_mesh(mesh):
         w = jax.device_put(w, NamedSharding(mesh, P("model")))
-        with pytest.raises(ValueError, match="linear_top_k: w must not be divided over explicit"):
+        with pytest.raises(ValueError, match="linear_top_k: w must not be sharded over explicit"):
             jax.jit(functools.partial(jax_tcgemm.linear_top_k, k=3))(x, w)
