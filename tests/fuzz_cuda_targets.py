@@ -7,7 +7,6 @@ from ffi_frame import NUMPY, Buffer
 from fuzz_targets import (
     FLOATS,
     HOST,
-    NO_FUNCTION,
     ROUNDING,
     Call,
     Expected,
@@ -21,8 +20,10 @@ from fuzz_targets import (
 
 from jax_tcgemm.inspect import fragments
 from jax_tcgemm.kernels import Instance, program
+from jax_tcgemm.primitives.packed_weight import problem_of
 from jax_tcgemm.problem.compute_types import CONTRACTION_COMPUTE, ELEMENTWISE_COMPUTE
 from jax_tcgemm.problem.function import Numbers
+from jax_tcgemm.problem.packed_weight import E2M1, TILE, PackedFormat
 from jax_tcgemm.problem.quantize import QuantizeProblem
 from jax_tcgemm.problem.split import SplitProblem
 from jax_tcgemm.selection import target_device
@@ -132,35 +133,46 @@ class Packed:
 
     @staticmethod
     def draw(rng, platform: Platform) -> Call:
-        bits, size = one_of(rng, [4, 8]), one_of(rng, [32, 64, 128])
-        groups, tiles = (int(x) for x in rng.integers(1, 5, 2))
-        table = bits == 4 and flip(rng, 0.3)
-        zeros = not table and flip(rng)
-        scale = one_of(rng, ["f16", "bf16", "f32"])
-        p = {"abi": platform.abi, "form": "weight", "m": 0, "n": 16 * tiles, "k": size * groups}
-        p |= {"group_size": size, "bits": bits, "scale": scale, "table": table}
-        p |= {"zero_points": zeros, "zero": 0 if zeros or table else 1 << bits - 1}
-        p |= {"experts": 1, "num_sizes": 0, "row_scales": False, "gated": False} | NO_FUNCTION
+        form = _packed_format(rng)
         out = one_of(rng, ["f16", "bf16"])
-        query = p | {"in_dtype": out, "out_dtype": out}
-        p["implementation"], p["config"], _ = platform.choose(rng, platform.module.packed, query)
-        pieces = -(-p["k"] // 64) * (bits // 4)
-        bytes_of = [(tiles, pieces, 512), (tiles, groups, 16 * (4 if scale == "f32" else 2))]
-        bytes_of += [(tiles, groups, 32)] * zeros
+        problem = problem_of(form.n // TILE, form, form="weight", m=0, in_dtype=out, out_dtype=out)
+        packed = platform.module.packed
+        p = {"abi": platform.abi} | problem.attributes()
+        p["implementation"], p["config"], _ = platform.choose(rng, packed, problem.query())
+        bytes_of = form.shapes.values()
         operands = [Buffer.of(rng.integers(0, 256, x, np.uint8), "u8") for x in bytes_of]
-        operands += [draw(rng, "f32", (16,))] * table
+        operands += [draw(rng, "f32", (16,))] * p["table"]
         results = [Buffer(out, (p["n"], p["k"]))]
         return Call("tcgemm_packed", "packed", p, operands, results, flip(rng, 0.7))
 
     @staticmethod
     def names(attributes) -> tuple[list[str], list[str]]:
         names = ["x"] * (attributes["form"] == "product") + ["values", "scales"]
-        names += ["zero_points"] * attributes["zero_points"] + ["table"] * attributes["table"]
+        for name in ("zero_points", "column_scales", "table"):
+            names += [name] * attributes[name]
         return names, ["d"]
 
     @staticmethod
     def expected(call: Call) -> list:
         return [anything(call.results[0])]
+
+
+def _packed_format(rng) -> PackedFormat:
+    """Return a format of any kind, of up to four groups of rows and four tiles of columns."""
+    qtype = one_of(rng, ["int4", "uint4", "int8", "uint8", "table"])
+    size = one_of(rng, [16, 32, 64, 128])
+    groups, tiles = (int(x) for x in rng.integers(1, 5, 2))
+    scale = one_of(rng, ["float16", "bfloat16", "float32", "float8_e8m0fnu", "float8_e4m3fn"])
+    table = one_of(rng, [E2M1, tuple(map(float, range(16)))]) if qtype == "table" else None
+    return PackedFormat(
+        shape=(size * groups, TILE * tiles),
+        group_size=size,
+        qtype=qtype,
+        scale_dtype=scale,
+        table=table,
+        has_zero_points=table is None and flip(rng),
+        has_column_scales=flip(rng),
+    )
 
 
 class Quantize:

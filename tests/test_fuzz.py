@@ -13,8 +13,10 @@ import sys
 from pathlib import Path
 
 import fuzz
+import fuzz_cuda_targets
 import fuzz_targets
 import jax
+import numpy as np
 import pytest
 from ffi_frame import Api, Buffer, HostMemory, call, poison
 from ffi_worker import CrashError, Worker
@@ -48,6 +50,15 @@ def test_many_malformed_calls():
     print(
         f"seed {SEED}: {report.calls} calls, {report.refused} refused, {report.accepted} accepted"
     )
+
+
+@pytest.mark.skipif(modules.cuda is None, reason="the CUDA module is not built")
+@pytest.mark.parametrize("target", fuzz_cuda_targets.targets(), ids=lambda target: target.target)
+def test_calls_of_the_gpu_are_drawn(target):
+    """Without a GPU, a call can be described, though not made."""
+    rng, platform = np.random.default_rng(SEED), fuzz_cuda_targets.platform()
+    for _ in range(20):
+        assert target.draw(rng, platform).target == target.target
 
 
 def test_every_target_of_the_host_is_met():

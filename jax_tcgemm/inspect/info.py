@@ -29,14 +29,15 @@ CUDA_IMPLEMENTATIONS = (
     "wgmma",
     "cublaslt",
 )
-# (operand, output, compute): an implementation that refuses every one refuses the device.
+# (operand, output, compute, m = n = k). An implementation that refuses all is unavailable.
 _PROBES = (
-    ("bf16", "bf16", "f32"),
-    ("f16", "f16", "f32"),
-    ("f32", "f32", "f32"),
-    ("f32", "f32", "tf32"),
-    ("f64", "f64", "f64"),
-    ("s8", "s32", "s32"),
+    ("bf16", "bf16", "f32", 256),
+    ("f16", "f16", "f32", 256),
+    ("f32", "f32", "f32", 256),
+    ("f32", "f32", "tf32", 256),
+    ("f64", "f64", "f64", 256),
+    ("s8", "s32", "s32", 256),
+    ("f32", "f32", "f32", 16),
 )
 
 
@@ -204,8 +205,7 @@ def _gpu_reason() -> str:
     return ""
 
 
-def _probe(dtype: str, out_dtype: str, compute: str) -> Problem:
-    size = 256
+def _probe(dtype: str, out_dtype: str, compute: str, size: int) -> Problem:
     matrix = Operand(dtype, transposed=False, ld=size, outer_stride=0, inner_stride=0)
     return Problem(1, 1, size, size, size, matrix, matrix, out_dtype, compute)
 
