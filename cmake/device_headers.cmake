@@ -9,7 +9,7 @@ add_custom_command(
 add_custom_target(tcgemm_generated_headers ALL DEPENDS ${wgmma_shapes})
 
 file(GLOB device_headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/csrc csrc/nvrtc/* csrc/ptx/*.cuh
-     csrc/tile/* csrc/epilogue/* csrc/core/activation.h csrc/kernels/*/*.cuh csrc/kernels/*/*config.h
+     csrc/tile/* csrc/epilogue/* csrc/core/packed_code.h csrc/kernels/*/*.cuh csrc/kernels/*/*config.h
      csrc/kernels/*/geometry.h)
 foreach(header ${device_headers})
   cmake_path(GET header PARENT_PATH folder)

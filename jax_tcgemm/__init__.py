@@ -44,6 +44,7 @@ from jax_tcgemm.products.newton_schulz import newton_schulz
 from jax_tcgemm.products.patch import patch
 from jax_tcgemm.products.ragged_dot import gated_ragged_linear, ragged_dot, ragged_dot_general
 from jax_tcgemm.products.scaled_matmul import scaled_matmul
+from jax_tcgemm.quantization.block_formats import pack_mxfp4, pack_mxfp8, pack_nvfp4
 from jax_tcgemm.quantization.checkpoints import (
     from_awq,
     from_bitsandbytes,
@@ -51,7 +52,6 @@ from jax_tcgemm.quantization.checkpoints import (
     from_gptq,
     from_qwix,
 )
-from jax_tcgemm.quantization.float4 import pack_mxfp4, pack_nvfp4
 from jax_tcgemm.quantization.float4_checkpoints import from_gpt_oss, from_modelopt
 from jax_tcgemm.quantization.fp8_dot_general import Fp8DotGeneral
 from jax_tcgemm.quantization.fp8_mlp import Fp8Mlp
@@ -101,6 +101,7 @@ __all__ = [
     "mlp",
     "newton_schulz",
     "pack_mxfp4",
+    "pack_mxfp8",
     "pack_nvfp4",
     "pack_weights",
     "patch",

@@ -141,15 +141,16 @@ class Packed:
         p["implementation"], p["config"], _ = platform.choose(rng, packed, problem.query())
         bytes_of = form.shapes.values()
         operands = [Buffer.of(rng.integers(0, 256, x, np.uint8), "u8") for x in bytes_of]
-        operands += [draw(rng, "f32", (16,))] * p["table"]
+        operands += [draw(rng, "f32", (16,))] * form.has_lookup
         results = [Buffer(out, (p["n"], p["k"]))]
         return Call("tcgemm_packed", "packed", p, operands, results, flip(rng, 0.7))
 
     @staticmethod
     def names(attributes) -> tuple[list[str], list[str]]:
         names = ["x"] * (attributes["form"] == "product") + ["values", "scales"]
-        for name in ("zero_points", "column_scales", "table"):
+        for name in ("zero_points", "column_scales"):
             names += [name] * attributes[name]
+        names += ["table"] * (attributes["code"] == "table")
         return names, ["d"]
 
     @staticmethod
@@ -159,7 +160,7 @@ class Packed:
 
 def _packed_format(rng) -> PackedFormat:
     """Return a format of any kind, of up to four groups of rows and four tiles of columns."""
-    qtype = one_of(rng, ["int4", "uint4", "int8", "uint8", "table"])
+    qtype = one_of(rng, ["int4", "uint4", "int8", "uint8", "table", "float8_e4m3fn", "float8_e5m2"])
     size = one_of(rng, [16, 32, 64, 128])
     groups, tiles = (int(x) for x in rng.integers(1, 5, 2))
     scale = one_of(rng, ["float16", "bfloat16", "float32", "float8_e8m0fnu", "float8_e4m3fn"])
@@ -170,7 +171,7 @@ def _packed_format(rng) -> PackedFormat:
         qtype=qtype,
         scale_dtype=scale,
         table=table,
-        has_zero_points=table is None and flip(rng),
+        has_zero_points="int" in qtype and flip(rng),
         has_column_scales=flip(rng),
     )
 

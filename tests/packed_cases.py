@@ -10,7 +10,7 @@ import numpy as np
 import jax_tcgemm
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.packed import PackedProblem
-from jax_tcgemm.problem.packed_weight import CODINGS, E2M1, NF4
+from jax_tcgemm.problem.packed_weight import CODINGS, E2M1, FLOAT8_NAMES, NF4
 from jax_tcgemm.selection import implementations
 from jax_tcgemm.selection.configs import WidePackedConfig, parse_or_none
 from jax_tcgemm.selection.devices import ASSUMED_GPU
@@ -65,8 +65,11 @@ class Case:
         return (len(self.sizes) if self.experts is None else self.experts) or 1
 
     @property
-    def is_float4(self):
-        return self.qtype == "float4_e2m1fn"
+    def code(self):
+        """What the bits stand for, as a problem has it."""
+        if "float" in self.qtype:
+            return self.qtype
+        return "table" if self.qtype in TABLES else "integer"
 
     @property
     def coding(self):
@@ -78,7 +81,11 @@ class Case:
         coding = self.coding
         groups = self.k // (self.group or self.k)
         experts = (self.num_weights,) if self.sizes else ()
-        q = rng.integers(coding.least, coding.largest + 1, (*experts, self.k, self.n))
+        shape = (*experts, self.k, self.n)
+        q = rng.integers(coding.least, coding.largest + 1, shape)
+        if self.qtype in FLOAT8_NAMES:  # subnormal numbers, too
+            q = rng.standard_normal(shape) * 2.0 ** rng.integers(-16, 5, shape)
+            q = q.astype(self.qtype)
         # So different that a scale of a neighbour shows.
         shape = (*experts, groups, self.n)
         scale = rng.uniform(0.25, 4, shape) * rng.choice([-1, 1], shape)
@@ -176,7 +183,7 @@ class Case:
 
     @property
     def problem(self):
-        is_table, coding = self.qtype in TABLES, self.coding
+        coding = self.coding
         return PackedProblem(
             form="grouped" if self.sizes else "product",
             m=self.m,
@@ -184,10 +191,9 @@ class Case:
             k=self.k,
             group_size=self.group or self.k,
             bits=coding.bits,
-            zero=0 if self.zeros or is_table else coding.offset,
+            code=self.code,
+            zero=0 if self.zeros or self.code != "integer" else coding.offset,
             zero_points=self.zeros,
-            table=is_table and not self.is_float4,
-            float4=self.is_float4,
             scale=self.scale,
             in_dtype=self.x,
             out_dtype=self.out,

@@ -454,13 +454,39 @@ REFUSALS = {
     "zero points with fractions": (packing(zero_point=SCALE), "zero_point must be None or int"),
     "zero points of a table": (
         packing(dtype="nf4", zero_point=jnp.zeros((2, 32), jnp.int8)),
-        "zero_point must be None or integers of the shape of scale, and None for a table",
+        "zero_point must be None or integers of the shape of scale, and None for tables and",
     ),
     "fractions": (packing(SCALE), "q must be integers, got q.dtype=float32"),
+    "integers as 8-bit floats": (
+        packing(dtype="float8_e4m3fn"),
+        "q must be of float8_e4m3fn, got q.dtype=int8; convert it, or bitcast its bits",
+    ),
+    "8-bit floats of another dtype": (
+        packing(Q.astype(jnp.float8_e5m2), dtype="float8_e4m3fn"),
+        "q must be of float8_e4m3fn, got q.dtype=float8_e5m2",
+    ),
+    "8-bit floats as integers": (
+        packing(Q.astype(jnp.float8_e4m3fn), dtype="int8"),
+        "q must be integers, got q.dtype=float8_e4m3fn",
+    ),
+    "a NaN among 8-bit floats": (
+        packing((Q * jnp.nan).astype(jnp.float8_e4m3fn), dtype="float8_e4m3fn"),
+        "q must be finite, got q with NaN or infinity",
+    ),
+    "an infinity among 8-bit floats": (
+        packing((Q + jnp.inf).astype(jnp.float8_e5m2), dtype="float8_e5m2"),
+        "q must be finite, got q with NaN or infinity",
+    ),
+    "zero points of 8-bit floats": (
+        packing(
+            Q.astype(jnp.float8_e5m2), dtype="float8_e5m2", zero_point=jnp.zeros((2, 32), jnp.int8)
+        ),
+        "zero_point must be None or integers of the shape of scale, and None for tables and",
+    ),
     "a vector": (packing(Q[0]), "q must have two dimensions at least"),
     "another dtype": (
         packing(dtype="int2"),
-        "dtype must be int4, uint4, int8, uint8, nf4, float4_e2m1fn or 16",
+        "dtype must be int4, uint4, int8, uint8, float8_e4m3fn, float8_e5m2, nf4, float4_e2m1fn",
     ),
     "a code of 5 bits": (packing(Q + 16, dtype="float4_e2m1fn"), "q must be from 0 to 15"),
     "4-bit floats as integers": (
@@ -577,14 +603,17 @@ def test_refused(name):
         ({"bits": 3}, "bits must be 4 or 8, got 3"),
         ({"zero": 17}, "zero must be from 0 to 2^bits, got 17"),
         ({"zero_points": True}, "zero must be 0 beside zero points, got 8"),
-        ({"table": True}, "a table, and float4, must be of 4 bits and without zeros"),
+        ({"code": "table"}, "integers alone have zeros"),
+        ({"code": "float8_e5m2", "zero": 0}, "bits must be 8 of float8_e5m2, got 4"),
+        ({"code": "float4_e2m1fn", "zero": 0, "bits": 8}, "bits must be 4 of float4_e2m1fn, got 8"),
+        ({"code": "float6"}, "code must be integer, table, float4_e2m1fn, float8_e4m3fn or"),
         ({"scale": "f64"}, "scale must be f16, bf16, f32, f8e4m3fn or f8e8m0fnu, got f64"),
         ({"in_dtype": "f32"}, "x must be f16, bf16 or f8e4m3fn, got f32"),
         ({"in_dtype": "f8e4m3fn"}, "rows must have scales where x is f8e4m3fn, and nowhere else"),
         ({"row_scales": True}, "rows must have scales where x is f8e4m3fn, and nowhere else"),
         (
             {"in_dtype": "f8e4m3fn", "row_scales": True, "bits": 8},
-            "x must be f16 or bf16 with 8 bits, a table or float4, got f8e4m3fn",
+            "x must be f16 or bf16 unless the weight has integers of 4 bits, got f8e4m3fn",
         ),
         ({"out_dtype": "s32"}, "d must be f16, bf16 or f32, got s32"),
         ({"form": "weight"}, "m must be 0 of a weight, got 1"),

@@ -1,4 +1,4 @@
-"""Weights in MXFP4 and NVFP4: products, transformations and fallbacks, against float64."""
+"""Weights in MXFP4, MXFP8 and NVFP4: products, transformations and fallbacks, against float64."""
 
 import functools
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from packed_cases import Case, dequantize
+from packed_cases import Case, dequantize, unpack
 from random_arrays import normal
 
 import jax_tcgemm
@@ -18,7 +18,19 @@ from jax_tcgemm import pack_weights, stack_packed
 BF16 = jnp.bfloat16
 MXFP4 = {"group_size": 32, "dtype": "float4_e2m1fn"}
 NVFP4 = {"group_size": 16, "dtype": "float4_e2m1fn"}
-BY_NAME = {"mxfp4": MXFP4, "nvfp4": NVFP4}
+MXFP8 = {"group_size": 32, "dtype": "float8_e4m3fn"}
+BY_NAME = {
+    "mxfp4": MXFP4,
+    "nvfp4": NVFP4,
+    "mxfp8": MXFP8,
+    "mxfp8_e5m2": MXFP8 | {"dtype": "float8_e5m2"},
+}
+
+
+def values_of(q, dtype):
+    """The numbers in float64 that codes of 4 bits, or floats of 8 bits, stand for."""
+    q = np.asarray(q)
+    return (q.view(dtype) if dtype == "float4_e2m1fn" else q).astype(np.float64)
 
 
 def drawn(name, *shape, seed=0):
@@ -26,15 +38,18 @@ def drawn(name, *shape, seed=0):
     rng = np.random.default_rng([seed, *shape])
     *experts, k, n = shape
     how = BY_NAME[name]
-    q = rng.integers(0, 16, shape).astype(np.uint8)
+    if how["dtype"] == "float4_e2m1fn":
+        q = rng.integers(0, 16, shape).astype(np.uint8)
+    else:  # subnormal numbers, too
+        q = (rng.standard_normal(shape) * 2.0 ** rng.integers(-12, 3, shape)).astype(how["dtype"])
     size = (*experts, k // how["group_size"], n)
-    if name == "mxfp4":
+    if name != "nvfp4":
         scale = rng.integers(125, 130, size).astype(np.uint8).view(ml_dtypes.float8_e8m0fnu)
         column_scale = None
     else:
         scale = rng.uniform(-4, 4, size).astype(ml_dtypes.float8_e4m3fn)
         column_scale = rng.uniform(0.1, 0.5, experts).astype(np.float32)
-    w = q.view(ml_dtypes.float4_e2m1fn).astype(np.float64)
+    w = values_of(q, how["dtype"])
     w *= scale.astype(np.float64).repeat(how["group_size"], -2)
     if column_scale is not None:
         w *= column_scale.astype(np.float64)[..., None, None]
@@ -88,6 +103,20 @@ def test_every_code_and_every_scale():
         is_normal = (abs(expected) >= tiny) & (scale.astype(np.float64) >= tiny)
         np.testing.assert_array_equal(got[is_normal], expected[is_normal])
         assert (abs(got[~is_normal]) <= abs(expected[~is_normal])).all()
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_every_float8(dtype):
+    """Every finite number is unpacked and dequantized bit for bit."""
+    q = np.arange(256, dtype=np.uint8).view(dtype)
+    q = np.where(np.isfinite(q.astype(np.float32)), q, np.zeros((), dtype)).reshape(32, 8)
+    scale = jnp.full((1, 8), 2.0**-3, jnp.float8_e8m0fnu)
+    w = pack_weights(jnp.asarray(q), scale, group_size=32, dtype=dtype)
+    own = unpack(w).q
+    assert own.dtype == dtype
+    np.testing.assert_array_equal(np.asarray(own).view(np.uint8), q.view(np.uint8))
+    got = np.asarray(dequantize(w, dtype=jnp.float32))
+    np.testing.assert_array_equal(got, q.astype(np.float32) / 8)
 
 
 def test_arrays_of_float4():
@@ -249,7 +278,7 @@ def test_row_order(name):
     size = arguments["group_size"]
     g_idx = np.random.default_rng(0).permutation(np.arange(96) // size)
     w = pack_weights(**arguments, g_idx=jnp.asarray(g_idx, jnp.int32))
-    expected = np.asarray(arguments["q"]).view(ml_dtypes.float4_e2m1fn).astype(np.float64)
+    expected = values_of(arguments["q"], arguments["dtype"])
     expected = expected * exact(arguments["scale"])[g_idx]
     if arguments["column_scale"] is not None:
         expected = expected * float(arguments["column_scale"])
@@ -276,6 +305,7 @@ def test_several_devices(axis_type, rows):
 BY_KERNELS = {
     "mxfp4": Case(4, 32, 64, 32, "float4_e2m1fn", scale="f8e8m0fnu"),
     "nvfp4": Case(4, 32, 64, 16, "float4_e2m1fn", scale="f8e4m3fn", columns=True),
+    "mxfp8": Case(4, 32, 64, 32, "float8_e4m3fn", scale="f8e8m0fnu"),
     "groups of 16": Case(4, 32, 64, 16, "int4"),
     "column scales": Case(4, 32, 64, 32, "int4", columns=True),
 }
@@ -313,5 +343,5 @@ def test_the_problem_names_its_arrays():
     problem = BY_KERNELS["nvfp4"].problem
     attributes = problem.attributes()
     assert (attributes["scale"], attributes["column_scales"]) == ("f8e4m3fn", True)
-    assert str(problem) == ("4x32x64 bf16 by float4 in groups of 16 with column scales->f32")
+    assert str(problem) == ("4x32x64 bf16 by float4_e2m1fn in groups of 16 with column scales->f32")
     assert problem.bytes == 32 * (64 // 2 + 64 // 16 + 4) + 4 * 64 * 2 + 4 * 32 * 4

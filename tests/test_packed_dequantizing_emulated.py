@@ -26,6 +26,8 @@ CASES = [
     FP4,
     ("d128x96_c1", Case(70, 80, 288, 32, "float4_e2m1fn", scale="f8e8m0fnu")),
     ("d128x128_c1", Case(70, 80, 288, 32, "float4_e2m1fn", scale="f8e8m0fnu", x="f16")),
+    ("d128x64_c1", Case(70, 80, 288, 32, "float8_e4m3fn", scale="f8e8m0fnu")),
+    ("d128x64_c1", Case(50, 80, 264, None, "float8_e5m2", scale="f32", x="f16")),
     ("d128x64_c2", Case(50, 80, 272, 16, "uint8", zeros=True, scale="f16", x="f16")),
     (
         "d128x64_c1",

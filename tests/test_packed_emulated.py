@@ -34,7 +34,12 @@ CASES = [
     ("128x2_c4", Case(3, 144, 528, 16, "int4", zeros=True, x="f16")),
     ("64x4_c1", Case(20, 112, 256, 16, "int8", scale="f32")),
     ("128x2_c1", Case(3, 48, 256, None, "int4", scale="f8e4m3fn", columns=True)),
+    # MXFP8, and float8 weights with other scales.
+    ("128x2_c2", Case(12, 144, 1088, 32, "float8_e4m3fn", scale="f8e8m0fnu", x="f16")),
+    ("128x2_c1", Case(5, 80, 544, 32, "float8_e5m2", scale="f8e8m0fnu")),
+    ("64x4_c1", Case(20, 112, 264, None, "float8_e5m2", scale="f32", x="f16")),
     # Those of the mistakes below.
+    ("128x2_c1", Case(3, 48, 512, 128, "float8_e4m3fn")),
     ("128x2_c2", Case(9, 176, 1040, 16, "float4_e2m1fn", scale="f8e4m3fn", columns=True)),
     ("128x2_c2", Case(11, 200, 1600, 64, "int4", zeros=True)),
     ("128x2_c1", Case(2, 40, 512, 64, "nf4")),
@@ -91,7 +96,7 @@ def test_weights(machine, case):
 
 KERNEL, PIECES = "kernels/packed/kernel.cuh", "kernels/packed/pieces.cuh"
 SUMS = "kernels/packed/sums.cuh"
-FP4, SPLIT, TABLE, BYTES = CASES[-4:]
+FP8, FP4, SPLIT, TABLE, BYTES = CASES[-5:]
 
 MISTAKES = [
     Mistake(KERNEL, "stages_not_awaited", "kStages - 2", "kStages - 1", SPLIT),
@@ -116,6 +121,8 @@ MISTAKES = [
     Mistake(KERNEL, "scales_of_fragments_exchanged", "p % 2", "1 - p % 2", FP4),
     Mistake(PIECES, "magnitudes_of_float4", "kShift - 4 * p", "kShift - 4", FP4),
     Mistake(PIECES, "signs_of_float4", "12 - 4 * p", "8", FP4),
+    Mistake(PIECES, "mantissa_of_float8", "10 : 7", "10 : 6", FP8),
+    Mistake(PIECES, "signs_of_float8", "word << 8", "word", FP8),
     Mistake(PIECES, "column_scales_exchanged", "i % 4 < 2", "i % 4 >= 2", FP4),
     Mistake(
         KERNEL,

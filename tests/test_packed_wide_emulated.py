@@ -47,6 +47,7 @@ CASES = [
     FOUR,
     ("w128x64_c1", Case(50, 144, 416, 32, "float4_e2m1fn", scale="f8e8m0fnu")),
     ("w128x64_c1", Case(50, 80, 256, 128, "int8", scale="f8e4m3fn", columns=True)),
+    ("w128x64_c1", Case(40, 80, 288, 32, "float8_e4m3fn", scale="f8e8m0fnu")),
     (
         "w128x64_c2",
         Case(

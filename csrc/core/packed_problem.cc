@@ -61,8 +61,8 @@ const BufferTable<PackedProblem, PackedBuffers>& buffer_table(const PackedProble
        put<&PackedBuffers::zero_points>},
       {"column_scales", BufferRole::kOperand, [](P& p) -> int64_t { return p.column_scales; },
        [](P& p) { return multiply_add(p.all_tiles(), P::kTile * 4, 0); }, bytes, put<&PackedBuffers::column_scales>},
-      {"table", BufferRole::kOperand, [](P& p) -> int64_t { return p.table; }, [](P&) -> int64_t { return 16; },
-       [](P&) { return DType::kF32; }, put<&PackedBuffers::table>},
+      {"table", BufferRole::kOperand, [](P& p) -> int64_t { return p.code == PackedCode::kTable; },
+       [](P&) -> int64_t { return 16; }, [](P&) { return DType::kF32; }, put<&PackedBuffers::table>},
       {"group_sizes", BufferRole::kOperand, grouped, [](P& p) { return p.num_sizes; }, integer,
        put<&PackedBuffers::group_sizes>},
       {"group_offset", BufferRole::kOperand, grouped, [](P&) -> int64_t { return 1; }, integer,
@@ -101,18 +101,20 @@ std::string check_problem(const PackedProblem& p) {
   if (p.bits != 4 && p.bits != 8) return must("bits", "be 4 or 8", p.bits);
   if (p.zero < 0 || p.zero > int64_t{1} << p.bits) return must("zero", "be from 0 to 2^bits", p.zero);
   if (p.zero_points && p.zero != 0) return must("zero", "be 0 beside zero points", p.zero);
-  const bool is_coded = p.table || p.float4;
-  if (is_coded && (p.bits != 4 || p.zero != 0 || p.zero_points || (p.table && p.float4))) {
-    return "a table, and float4, must be of 4 bits and without zeros";
+  const bool is_integer = p.code == PackedCode::kInteger;
+  const bool is_float8_weight = p.code == PackedCode::kE4M3 || p.code == PackedCode::kE5M2;
+  if (!is_integer && p.bits != (is_float8_weight ? 8 : 4)) {
+    return must("bits", std::string(is_float8_weight ? "be 8 of " : "be 4 of ") + name_of(p.code), p.bits);
   }
+  if (!is_integer && (p.zero != 0 || p.zero_points)) return "integers alone have zeros";
   if (!is_float(p.scale) && p.scale != DType::kF8E4M3FN && p.scale != DType::kF8E8M0FNU) {
     return std::string("scale must be f16, bf16, f32, f8e4m3fn or f8e8m0fnu, got ") + name_of(p.scale);
   }
   const bool is_float8 = p.in == DType::kF8E4M3FN && p.is_product();
   if (p.row_scales != is_float8) return "rows must have scales where x is f8e4m3fn, and nowhere else";
   // Of integers of 4 bits alone differences are exact in 8.
-  if (is_float8 && (p.bits != 4 || is_coded))
-    return "x must be f16 or bf16 with 8 bits, a table or float4, got f8e4m3fn";
+  if (is_float8 && (p.bits != 4 || !is_integer))
+    return "x must be f16 or bf16 unless the weight has integers of 4 bits, got f8e4m3fn";
   if (!is_float8 && p.in != DType::kF16 && p.in != DType::kBF16) {
     return (p.is_product() ? "x must be f16, bf16 or f8e4m3fn, got " : "d must be f16 or bf16, got ") +
            std::string(name_of(p.in));

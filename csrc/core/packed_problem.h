@@ -1,25 +1,24 @@
 // The product of rows and a weight of few bits, or that weight as an array.
 //
-//   product  D[m,n] = sum over k of X[m,k] * (u[k,n] - zero[k / group_size, n]) * scale[k / group_size, n]
+//   product  D[m,n] = sum over k of X[m,k] * value(u[k,n]) * scale[k / group_size, n]
 //
-//   weight   D[n,k] = (u[k,n] - zero[k / group_size, n]) * scale[k / group_size, n]
+//   weight   D[n,k] = value(u[k,n]) * scale[k / group_size, n]
 //
 //   grouped  a product whose rows are tokens sorted by expert, each multiplied by the weight of its own: of `num_sizes`
 //            experts, group_sizes[s] tokens each, the call has the weights of `experts`, from number group_offset on.
 //            Rows of others are 0 in D, and in every result of a function. A size below 0 counts as 0, and experts end
 //            with the rows.
 //
-// or, of x in float8_e4m3fn, with a factor for each row, row_scales[m], that the sum is multiplied by before it is
-// rounded; or, where integers stand for the values of a table, with table[u[k,n]] in place of the difference, or where
-// they are the bits of float4_e2m1fn, with its value. X and D are packed row-major. D and more results may be what a
-// function makes of a product, or, of a gated one, of its first half of columns and its second; of experts its inner
-// batch level is the expert, by its number in the call, and no result is reduced. The weight lies in tiles of 16
-// columns, which fill D's columns up:
+// A value is u[k,n] - zero[k / group_size, n], table[u[k,n]], or that of a float whose bits are u (packed_code.h). The
+// accumulators of x in float8_e4m3fn are multiplied by row_scales[m] before they are rounded. X and D are packed
+// row-major. D and more results may be what a function makes of a product, or, of a gated one, of its first half of
+// columns and its second; of experts its inner batch level is the expert, by its number in the call, and no result is
+// reduced. The weight lies in tiles of 16 columns, which fill D's columns up:
 //
 //   values       (n / 16, pieces, 512) bytes, a piece 64 rows of 4 bits or 32 rows of 8 bits
 //   scales       (n / 16, groups, 16), columns g and g + 8 side by side
 //   zero_points  (n / 16, groups, 16) int16, the same
-//   column_scales  (n / 16, 16) float32, the same: (u - zero) * scale of a column is multiplied by its own
+//   column_scales  (n / 16, 16) float32, the same: a column's value * scale is multiplied by its own
 //
 // and those of experts one after the other. Inside of a piece: jax_tcgemm/problem/packed_weight.py and
 // kernels/packed/pieces.cuh.
@@ -31,6 +30,7 @@
 #include <vector>
 
 #include "core/implementation.h"
+#include "core/packed_code.h"
 #include "core/problem.h"
 
 namespace tcgemm {
@@ -39,6 +39,9 @@ enum class PackedForm : int32_t { kProduct, kWeight, kGrouped };
 template <>
 inline constexpr std::array kNames<PackedForm>{"product", "weight", "grouped"};
 
+template <>
+inline constexpr std::array kNames<PackedCode>{"integer", "table", "float4_e2m1fn", "float8_e4m3fn", "float8_e5m2"};
+
 struct PackedProblem {
   static constexpr int64_t kTile = 16, kChunk = 64, kPieceBytes = 512;
 
@@ -46,12 +49,11 @@ struct PackedProblem {
   int64_t m, n, k;  // n is a multiple of kTile; m is 0 of a weight
   int64_t group_size;
   int64_t bits;
-  int64_t zero;        // of all, where there are no zero points
+  PackedCode code;
+  int64_t zero;        // of all integers, where there are no zero points
   bool zero_points;    // whether every group and column has its own
   bool column_scales;  // whether every column has a scale beside those of its groups
-  bool table;
-  bool float4;      // whether integers are the bits of float4_e2m1fn
-  bool row_scales;  // whether each row of X has a factor
+  bool row_scales;     // whether each row of X has a factor
   DType scale;
   DType in;                // of X; of a weight that of D
   DType out;               // of D
@@ -78,11 +80,10 @@ void visit_fields(PackedProblem& p, Visit&& visit) {
   visit("k", p.k);
   visit("group_size", p.group_size);
   visit("bits", p.bits);
+  visit("code", p.code);
   visit("zero", p.zero);
   visit("zero_points", p.zero_points);
   visit("column_scales", p.column_scales);
-  visit("table", p.table);
-  visit("float4", p.float4);
   visit("row_scales", p.row_scales);
   visit("scale", p.scale);
   visit("experts", p.experts);

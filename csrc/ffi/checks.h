@@ -15,7 +15,7 @@ namespace tcgemm {
 
 // Part of every call, because the compilation cache keys on attributes and not on this
 // library: raised whenever the meaning of an attribute changes.
-inline constexpr int64_t kAbiVersion = 8;
+inline constexpr int64_t kAbiVersion = 9;
 
 inline std::string check_abi(int64_t abi) {
   if (abi == kAbiVersion) return "";

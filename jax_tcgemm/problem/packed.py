@@ -28,16 +28,16 @@ class PackedProblem:
       n: columns, those that fill up the last tile included; of an expert.
       k: what is contracted.
       group_size: rows of the weight that share a scale; it divides k.
-      bits: of an integer: 4 or 8.
-      zero: of all, where there are no zero points; 0 of a table.
+      bits: bits per element: 4 or 8.
+      code: what the bits stand for: "integer", "table", or a float: "float4_e2m1fn",
+        "float8_e4m3fn" or "float8_e5m2".
+      zero: zero of all integers, if there are no zero points; else 0.
       zero_points: whether each group and column has a zero of its own.
-      table: whether integers stand for the values of a table.
       scale: dtype of scales.
       in_dtype: dtype of X; of a weight that of D.
       out_dtype: dtype of D.
       experts: weights that the call has; 1 unless grouped.
       num_sizes: length of group_sizes, of all experts there are; 0 unless grouped.
-      float4: whether integers are the bits of float4_e2m1fn.
       column_scales: whether each column has a float32 scale beside the block scales.
       gated: the function is of both halves of the columns; of products only.
       function: what follows the product, of products only; None: nothing. Its inner batch level is
@@ -50,16 +50,15 @@ class PackedProblem:
     k: int
     group_size: int
     bits: int
+    code: str
     zero: int
     zero_points: bool
-    table: bool
     scale: str
     in_dtype: str
     out_dtype: str
     experts: int = 1
     num_sizes: int = 0
     column_scales: bool = False
-    float4: bool = False
     gated: bool = False
     function: Function | None = None
 
@@ -120,10 +119,11 @@ class PackedProblem:
         return product + self.function.bytes(1, self.experts, self.m, self.d_columns)
 
     def __str__(self) -> str:
-        kind = "a table of " if self.table else "float" if self.float4 else "int"
+        kinds = {"integer": f"int{self.bits}", "table": f"a table of {self.bits}"}
+        kind = kinds.get(self.code, self.code)
         extras = ["zero points"] * self.zero_points + ["column scales"] * self.column_scales
         extras = f" with {' and '.join(extras)}" if extras else ""
-        weight = f"{kind}{self.bits} in groups of {self.group_size}{extras}->{self.out_dtype}"
+        weight = f"{kind} in groups of {self.group_size}{extras}->{self.out_dtype}"
         if self.form == "weight":
             return f"{self.n}x{self.k} {weight}"
         shape = f"{self.m}x{self.n}x{self.k}"

@@ -76,7 +76,10 @@ CODINGS = {
     "int8": Coding(8, 128),
     "uint8": Coding(8, 0),
     "table": Coding(4, 0),
+    "float8_e4m3fn": Coding(8, 0),
+    "float8_e5m2": Coding(8, 0),
 }
+FLOAT8_NAMES = ("float8_e4m3fn", "float8_e5m2")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +89,7 @@ class PackedFormat:
     Attributes:
       shape: (k, ...), of the weight.
       group_size: rows that share a scale; k for whole columns.
-      qtype: "int4", "uint4", "int8", "uint8" or "table".
+      qtype: "int4", "uint4", "int8", "uint8", "table", "float8_e4m3fn" or "float8_e5m2".
       scale_dtype: of the scales, by name.
       table: the 16 values that a table's integers stand for, else None.
       version: of the order in which all that lies in memory.
@@ -104,14 +107,16 @@ class PackedFormat:
     has_column_scales: bool = False
 
     @property
-    def is_float4(self) -> bool:
-        """Whether integers are the bits of float4_e2m1fn, which kernels convert by arithmetic."""
-        return self.table == E2M1
+    def code(self) -> str:
+        """Return what the bits stand for: "integer", "table", or a float dtype by its name."""
+        if self.table is not None:
+            return "float4_e2m1fn" if self.table == E2M1 else "table"
+        return self.qtype if self.qtype in FLOAT8_NAMES else "integer"
 
     @property
     def has_lookup(self) -> bool:
-        """Whether kernels look integers up in a table."""
-        return self.table is not None and not self.is_float4
+        """Whether kernels look values up in a table."""
+        return self.code == "table"
 
     @property
     def coding(self) -> Coding:
@@ -156,7 +161,7 @@ def group_size_within(size: int, least: int = GROUP_SIZES[0]) -> int | None:
 
 
 class Unpacked(NamedTuple):
-    """What `pack_weights` was given: integers as int8 or uint8, the others as they were.
+    """What `pack_weights` was given: integers as int8 or uint8, everything else unchanged.
 
     Column scales are float32, one per column.
     """
@@ -251,7 +256,10 @@ def packed(q, scale, zero_point, order, column_scale, form: PackedFormat) -> Pac
     offset = form.coding.offset
     if order is not None:
         q = q[order]
-    u = (q.astype(jnp.int32) + offset).astype(jnp.uint8)
+    if form.qtype in FLOAT8_NAMES:
+        u = lax.bitcast_convert_type(q, jnp.uint8)
+    else:
+        u = (q.astype(jnp.int32) + offset).astype(jnp.uint8)
     zero_points = column_scales = None
     if zero_point is not None:
         zero_points = _packed_factors((zero_point.astype(jnp.int32) + offset).astype(jnp.int16))
@@ -355,13 +363,15 @@ def dequantized(w: PackedWeight, dtype) -> jax.Array:
     scale = scale_as_float32(factors(w.scales, form.scale_dtype))
     if form.table is not None:
         value = jnp.asarray(np.array(form.table, np.float32))[u]
+    elif form.qtype in FLOAT8_NAMES:
+        value = lax.bitcast_convert_type(u.astype(jnp.uint8), form.qtype).astype(jnp.float32)
     else:
         value = u.astype(jnp.float32)
     groups, n = scale.shape
     value = value.reshape(groups, -1, n)
     if w.zero_points is not None:
         value -= factors(w.zero_points, jnp.int16).astype(jnp.float32)[:, None]
-    elif form.table is None:
+    elif form.code == "integer":
         value -= form.coding.offset
     value = value * scale[:, None]
     if w.column_scales is not None:
@@ -382,9 +392,13 @@ def _in_order(rows, w: PackedWeight):
 
 def _unpacked(w: PackedWeight) -> Unpacked:
     form = w.format
-    is_signed = form.qtype in ("int4", "int8")
-    q = integers(w.values, form).astype(jnp.int32) - form.coding.offset
-    q = _in_order(q.astype(jnp.int8 if is_signed else jnp.uint8), w).reshape(form.shape)
+    q = integers(w.values, form)
+    if form.qtype in FLOAT8_NAMES:
+        q = lax.bitcast_convert_type(q, form.qtype)
+    else:
+        q = q.astype(jnp.int32) - form.coding.offset
+        q = q.astype(jnp.int8 if form.qtype in ("int4", "int8") else jnp.uint8)
+    q = _in_order(q, w).reshape(form.shape)
     shape, n = (form.groups, *form.shape[1:]), form.n
     scale = factors(w.scales, form.scale_dtype)[:, :n].reshape(shape)
     zero_point = g_idx = column_scale = None

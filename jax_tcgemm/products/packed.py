@@ -108,7 +108,7 @@ def _rows_of(x, axis: int | None, w: PackedWeight):
     if not isinstance(x, QuantizedArray):
         return x, None
     is_float8 = x.qvalue.dtype == E4M3 and x.zero_point is None
-    is_int4 = w.format.coding.bits == 4 and w.format.table is None
+    is_int4 = w.format.coding.bits == 4 and w.format.code == "integer"
     if axis is None or not (is_float8 and is_int4 and x.scale.shape[axis] == 1):
         return dequantized(x).astype(jnp.bfloat16), None
     scales = lax.squeeze(spread(x.scale, x.shape, x.block), (axis,))

@@ -13,6 +13,7 @@ from jax import lax
 
 from jax_tcgemm.problem.packed_weight import (
     E2M1,
+    FLOAT8_NAMES,
     GROUP_SIZES,
     NF4,
     SCALE_DTYPES,
@@ -25,7 +26,7 @@ from jax_tcgemm.problem.packed_weight import (
 )
 from jax_tcgemm.products.arguments import as_array, as_floating
 
-_NAMES = ("int4", "uint4", "int8", "uint8")
+_NAMES = ("int4", "uint4", "int8", "uint8", *FLOAT8_NAMES)
 _TABLES = {"nf4": NF4, "float4_e2m1fn": E2M1}
 
 
@@ -39,16 +40,17 @@ def pack_weights(
     g_idx=None,
     column_scale=None,
 ) -> PackedWeight:
-    """Pack 4-bit or 8-bit integers and their scales for weight-only quantization (W4A16, W8A16).
+    """Pack weights of 4 or 8 bits and their scales for weight-only quantization (W4A16, W8A16).
 
         w[k, n] = (q[k, n] - zero_point[k // group_size, n]) * scale[k // group_size, n]
 
-    With a value table, w[k, n] = table[q[k, n]] * scale[k // group_size, n]. With column scales,
-    w[k, n] is also multiplied by column_scale[n].
+    With a value table, w[k, n] = table[q[k, n]] * scale[k // group_size, n]. With floats of 8 bits,
+    w[k, n] = q[k, n] * scale[k // group_size, n]. With column scales, w[k, n] is also multiplied by
+    column_scale[n].
 
-    MXFP4 is dtype "float4_e2m1fn" with group_size 32 and scales of float8_e8m0fnu. NVFP4 is dtype
-    "float4_e2m1fn" with group_size 16, scales of float8_e4m3fn and a column_scale, which is one
-    number for the whole tensor.
+    MXFP4 is dtype "float4_e2m1fn" with group_size 32 and scales of float8_e8m0fnu, and MXFP8 the
+    same with dtype "float8_e4m3fn" or "float8_e5m2". NVFP4 is dtype "float4_e2m1fn" with group_size
+    16, scales of float8_e4m3fn and a column_scale, which is one number for the whole tensor.
 
     Pack a weight once. `matmul`, `linear`, `gated_linear` and `tensor.einsum` accept the packed
     weight; `ragged_dot` and `gated_ragged_linear` accept packed expert weights. On a GPU, a kernel
@@ -58,16 +60,17 @@ def pack_weights(
     Args:
       q: integers of any integer dtype, of shape (k, ...), usually (k, n), or (k, 2, n) for
         `gated_linear`. Expert weights have shape (g, k, ...). For dtype "float4_e2m1fn", the codes
-        0 to 15, whose bit 3 is the sign, or an array of float4_e2m1fn.
+        0 to 15, whose bit 3 is the sign, or an array of float4_e2m1fn. For dtypes "float8_e4m3fn"
+        and "float8_e5m2", an array of that dtype.
       scale: array of bfloat16, float16, float32, float8_e8m0fnu or float8_e4m3fn, of shape (k /
         group_size, ...). Scales of expert weights have shape (g, k / group_size, ...); the shape
         distinguishes expert weights from a single weight.
       zero_point: None, which means 0, or integers of the shape of scale, from the smallest value of
-        dtype to its largest value plus 1. Value tables have no zero points.
+        dtype to its largest value plus 1. Value tables and floats have no zero points.
       group_size: number of rows that share a scale (16, 32, 64 or 128), or None for one scale per
         column.
-      dtype: "int4", "uint4", "int8" or "uint8". For a value table, "float4_e2m1fn", "nf4" or 16
-        numbers.
+      dtype: "int4", "uint4", "int8", "uint8", "float8_e4m3fn" or "float8_e5m2". For a value table,
+        "float4_e2m1fn", "nf4" or 16 numbers.
       g_idx: None, or the group number of each row, as in GPTQ's act-order. Each group has
         group_size rows. Expert weights have no g_idx.
       column_scale: None, or floating-point numbers that are stored as float32: one number, or one
@@ -79,15 +82,15 @@ def pack_weights(
       bfloat16 if scale is of 8-bit floats.
 
     Raises:
-      TypeError: if q has no integer dtype, dtypes are others than the above, or arguments are not
-        arrays.
+      TypeError: if q has another dtype than dtype needs, dtypes are others than the above, or
+        arguments are not arrays.
       ValueError: if shapes do not match, group_size is another number or does not divide k, or
         groups differ in size. Also, where values are known, if integers are out of the range of
-        dtype or scales are not finite.
+        dtype, or floats or scales are not finite.
 
     Numerics:
       q - zero_point is exact in products with bfloat16 and float16, and so are the values of
-      float4_e2m1fn.
+      float4_e2m1fn, float8_e4m3fn and float8_e5m2.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm
@@ -109,7 +112,12 @@ def pack(
     qtype, table = _qtype(op, dtype)
     if q.dtype == jnp.float4_e2m1fn and table == E2M1:
         q = lax.bitcast_convert_type(q, jnp.uint4).astype(jnp.uint8)
-    if not jnp.issubdtype(q.dtype, jnp.integer):
+    is_float8 = qtype in FLOAT8_NAMES
+    if is_float8 and q.dtype != qtype:
+        raise TypeError(
+            f"{op}: q must be of {qtype}, got q.dtype={q.dtype}; convert it, or bitcast its bits"
+        )
+    if not is_float8 and not jnp.issubdtype(q.dtype, jnp.integer):
         raise TypeError(f"{op}: q must be integers, got q.dtype={q.dtype}; round it first")
     if q.ndim < 2 or 0 in q.shape:
         raise ValueError(
@@ -146,7 +154,12 @@ def pack(
             f"{op}: scale must be finite, got scale with NaN or infinity; a column of zeros has "
             "any finite one"
         )
-    _check_range(op, "q", q, form.coding.least, form.coding.largest, dtype)
+    if not is_float8:
+        _check_range(op, "q", q, form.coding.least, form.coding.largest, dtype)
+    elif not _holds(_are_finite, q):
+        raise ValueError(
+            f"{op}: q must be finite, got q with NaN or infinity; a weight has neither"
+        )
     if zero_point is not None:
         zero_point = _zero_point(op, zero_point, shape, form, dtype)
     if is_stacked and g_idx is not None:
@@ -298,10 +311,10 @@ def _zero_point(op: str, zero_point, shape, form: PackedFormat, dtype) -> jax.Ar
     """Zero points of the shape of scales, in range."""
     zero_point = as_array(op, "zero_point", zero_point)
     is_integer = jnp.issubdtype(zero_point.dtype, jnp.integer)
-    if not is_integer or zero_point.shape != shape or form.table is not None:
+    if not is_integer or zero_point.shape != shape or form.code != "integer":
         raise ValueError(
-            f"{op}: zero_point must be None or integers of the shape of scale, and None for a "
-            f"table, got zero_point of {zero_point.dtype} and shape {zero_point.shape} for "
+            f"{op}: zero_point must be None or integers of the shape of scale, and None for tables "
+            f"and floats, got zero_point of {zero_point.dtype} and shape {zero_point.shape} for "
             f"{dtype=}; multiply it out of what is no integer"
         )
     coding = form.coding

@@ -3,6 +3,8 @@
 // dequantizing_kernel.cuh.
 #pragma once
 
+#include "core/packed_code.h"
+
 namespace tcgemm::packed {
 
 inline constexpr int kTile = 16;         // columns: rows of the instruction's A
@@ -42,8 +44,11 @@ struct Tile {
 // Of a weight; group 0: whole columns.
 struct Format {
   int bits, group;
-  bool zero_points, table, float4;
+  bool zero_points;
+  PackedCode code;
   int scale_bytes;
+
+  constexpr bool has_table() const { return code == PackedCode::kTable; }
 };
 
 // Pairs of a table's values, a column of banks for each lane.
@@ -79,7 +84,7 @@ struct Geometry {
 
   // After these: the table, and a barrier.
   constexpr int table_offset() const { return ring_bytes(); }
-  constexpr int table_bytes() const { return format.table ? kTableBytes : 0; }
+  constexpr int table_bytes() const { return format.has_table() ? kTableBytes : 0; }
   constexpr int barrier_offset() const { return table_offset() + table_bytes(); }
   constexpr int shared_bytes() const { return barrier_offset() + 16; }
 
@@ -89,13 +94,13 @@ struct Geometry {
   // What registers must leave room for, where shared memory of sm_90 does.
   constexpr int blocks_per_sm() const {
     const bool fits = tile.threads() <= 256 && 2 * shared_bytes() <= 225 * 1024;
-    const bool is_small = tile.token_blocks < (format.table ? 2 : 4);
-    return fits && (is_small || (!format.table && !format.zero_points && !has_small_groups())) ? 2 : 1;
+    const bool is_small = tile.token_blocks < (format.has_table() ? 2 : 4);
+    return fits && (is_small || (!format.has_table() && !format.zero_points && !has_small_groups())) ? 2 : 1;
   }
 
   // Whether sixteen warps have too few of them.
   constexpr bool spills() const {
-    const bool has_many = format.zero_points || format.table || has_small_groups();
+    const bool has_many = format.zero_points || format.has_table() || has_small_groups();
     return tile.threads() > 256 && tile.token_blocks == 4 && has_many;
   }
 };
@@ -146,7 +151,7 @@ struct WideGeometry {
   constexpr int blocks_per_sm() const {
     return tile.consumer_threads() <= 256 && tile.rows() <= (tile.dequantizes ? 128 : 64) ? 2 : 1;
   }
-  constexpr int table_bytes() const { return format.table ? kTableBytes : 0; }
+  constexpr int table_bytes() const { return format.has_table() ? kTableBytes : 0; }
   constexpr int stages() const {
     const int fitting = ((blocks_per_sm() == 2 ? 111 : 224) * 1024 - table_bytes()) / stage_bytes();
     return fitting > 8 ? 8 : fitting;

@@ -18,11 +18,10 @@ struct Types {
 };
 
 inline std::string weight_text(const Types& types) {
-  const auto flag = [](bool value) { return std::string(value ? "true, " : "false, "); };
   const Format& format = types.format;
-  return "tcgemm::packed::Weight<" + numbers_text({format.bits, format.group}) + flag(format.zero_points) +
-         numbers_text({types.zero}) + flag(format.table) + flag(format.float4) + element_text(types.scale) + ">, " +
-         element_text(types.x);
+  return "tcgemm::packed::Weight<" + numbers_text({format.bits, format.group}) +
+         (format.zero_points ? "true, " : "false, ") + numbers_text({types.zero, static_cast<int>(format.code)}) +
+         element_text(types.scale) + ">, " + element_text(types.x);
 }
 
 // The epilogue's type; Bare if there is no function.
@@ -57,10 +56,11 @@ inline KernelSource order_source(int element_bytes) {
           "sm_90a"};
 }
 
-// What writes a weight of so many bits as one of `out`.
-inline KernelSource weight_source(int bits, DType out, DType scale) {
+// What writes a weight of such a format as an array of `out`.
+inline KernelSource weight_source(const Format& format, DType out, DType scale) {
   return {"kernels/packed/weight_kernel.cuh",
-          "tcgemm::packed::write_weight<" + numbers_text({bits}) + element_text(out) + ", " + element_text(scale) + ">",
+          "tcgemm::packed::write_weight<" + numbers_text({format.bits, static_cast<int>(format.code)}) +
+              element_text(out) + ", " + element_text(scale) + ">",
           {}};
 }
 

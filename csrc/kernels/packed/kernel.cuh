@@ -97,7 +97,8 @@ class Block {
 #pragma unroll 1
     for (int i = 0; i < kStages - 1; ++i) load(begin + i, end, i);
     BlockSums<Config, Epilogue>::prefetch(epilogue_, work_, thread_, kThreads);
-    if constexpr (Weight::kTable) fill_table<X>(shared_ + kGeometry.table_offset(), params_.table, thread_, kThreads);
+    if constexpr (Weight::kHasTable)
+      fill_table<X>(shared_ + kGeometry.table_offset(), params_.table, thread_, kThreads);
     if constexpr (Weight::kGroup == 0) load_zeros_of_columns();
     int slot = 0, next = kStages - 1;
 #pragma unroll 1

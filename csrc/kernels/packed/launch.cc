@@ -70,7 +70,6 @@ Status launch_weight(const PackedProblem& p, const PackedBuffers& buffers, const
                             static_cast<const int16_t*>(buffers.zero_points),
                             buffers.column_scales,
                             buffers.table,
-                            p.float4,
                             buffers.d,
                             p.tiles() * p.pieces(),
                             static_cast<int32_t>(p.k),

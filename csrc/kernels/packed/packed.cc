@@ -89,11 +89,7 @@ Tile tile_of(const PackedProblem& p, const ConfigEntry& entry) {
 // Whole columns, too, where one of the sizes is that of all rows: a scale for each.
 Types types_of(const PackedProblem& p) {
   const bool has_groups = p.group_size == 16 || p.group_size == 32 || p.group_size == 64 || p.group_size == 128;
-  const Format format{static_cast<int>(p.bits),
-                      has_groups ? static_cast<int>(p.group_size) : 0,
-                      p.zero_points,
-                      p.table,
-                      p.float4,
+  const Format format{static_cast<int>(p.bits), has_groups ? static_cast<int>(p.group_size) : 0, p.zero_points, p.code,
                       static_cast<int>(dtype_bytes(p.scale))};
   return {format, static_cast<int>(p.zero), p.scale, p.in, p.is_grouped()};
 }
@@ -219,7 +215,7 @@ class Packed final : public PackedImplementation {
     return f(references_.get(key_of(entry, tile, types), source));
   }
 
-  static std::array<int, 15> key_of(const ConfigEntry& entry, const Tile& tile, const Types& types) {
+  static std::array<int, 14> key_of(const ConfigEntry& entry, const Tile& tile, const Types& types) {
     const Format& format = types.format;
     return {tile.columns,
             tile.warps_k,
@@ -230,8 +226,7 @@ class Packed final : public PackedImplementation {
             format.bits,
             format.group,
             format.zero_points,
-            format.table,
-            format.float4,
+            static_cast<int>(format.code),
             types.zero,
             static_cast<int>(types.scale),
             static_cast<int>(types.x),
@@ -244,13 +239,15 @@ class Packed final : public PackedImplementation {
   }
 
   const KernelReference& reference_to_weight(const PackedProblem& p) const {
-    const std::array key{static_cast<int>(p.bits), static_cast<int>(p.out), static_cast<int>(p.scale)};
-    return weights_.get(key, [&] { return weight_source(static_cast<int>(p.bits), p.out, p.scale); });
+    const Format format = types_of(p).format;
+    const std::array key{format.bits, static_cast<int>(format.code), static_cast<int>(p.out),
+                         static_cast<int>(p.scale)};
+    return weights_.get(key, [&] { return weight_source(format, p.out, p.scale); });
   }
 
-  mutable KernelReferences<std::array<int, 15>> references_;
+  mutable KernelReferences<std::array<int, 14>> references_;
   mutable KernelReferences<int> orders_;
-  mutable KernelReferences<std::array<int, 3>> weights_;
+  mutable KernelReferences<std::array<int, 4>> weights_;
 };
 
 }  // namespace

@@ -38,7 +38,6 @@ struct WeightParams {
   const int16_t* zero_points;  // null: `zero` is that of all
   const float* column_scales;  // null: none
   const float* table;          // null: there is none
-  bool float4;                 // whether integers are the bits of float4_e2m1fn
   void* d;
   int64_t num_pieces;  // of all tiles
   int32_t k, pieces, groups, group_size;

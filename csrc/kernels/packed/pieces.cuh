@@ -50,6 +50,17 @@ __device__ __forceinline__ uint32_t subtract(uint32_t x, uint32_t y) {
   return bits;
 }
 
+template <typename X>
+__device__ __forceinline__ uint32_t multiply(uint32_t x, uint32_t y) {
+  Pair<X> a, b;
+  memcpy(&a, &x, 4);
+  memcpy(&b, &y, 4);
+  const Pair<X> product = __hmul2(a, b);
+  uint32_t bits;
+  memcpy(&bits, &product, 4);
+  return bits;
+}
+
 // What is subtracted from a pair of one column, of which `zero` is the zero as it is stored.
 template <typename X, int kBits>
 __device__ __forceinline__ uint32_t subtrahend(uint32_t zero) {
@@ -84,24 +95,46 @@ __device__ __forceinline__ void convert_float4(uint32_t word, uint32_t (&a)[4]) 
   constexpr bool kIsHalf = std::is_same_v<X, __half>;
   constexpr uint32_t kMask = kIsHalf ? 0x0E000E00u : 0x01C001C0u, kFactor = kIsHalf ? 0x74007400u : 0x7E807E80u;
   constexpr int kShift = kIsHalf ? 9 : 6;
-  Pair<X> factor;
-  memcpy(&factor, &kFactor, 4);
 #pragma unroll
   for (int p = 0; p < 4; ++p) {
     // mutant: magnitudes_of_float4
     const uint32_t magnitude = 4 * p <= kShift ? word << (kShift - 4 * p) : word >> (4 * p - kShift);
     // mutant: signs_of_float4
     const uint32_t bits = ptx::lop3_and_or(word << (12 - 4 * p), 0x80008000u, magnitude & kMask);
-    Pair<X> pair;
-    memcpy(&pair, &bits, 4);
-    pair = __hmul2(pair, factor);
-    memcpy(&a[p], &pair, 4);
+    a[p] = multiply<X>(bits, kFactor);
   }
 }
 
-// The value of one.
-__device__ __forceinline__ float float4_value(uint32_t bits) {
-  return __uint_as_float((bits & 8) << 28 | (bits & 7) << 22) * 0x1p126f;
+// Four pairs of float8_e4m3fn or float8_e5m2, which lie as integers of 8 bits do. The bits of an exponent and a
+// mantissa are those of the same number times 2^-120 (e4m3) or 2^-112 (e5m2) in bf16, and times 2^-8 or 1 in f16.
+template <typename X, bool kIsE4M3>
+__device__ __forceinline__ void convert_float8(const uint32_t (&words)[2], uint32_t (&a)[4]) {
+  constexpr bool kIsHalf = std::is_same_v<X, __half>;
+  constexpr int kMantissa = kIsE4M3 ? 3 : 2;              // bits
+  constexpr int kShift = (kIsHalf ? 10 : 7) - kMantissa;  // mutant: mantissa_of_float8
+  constexpr uint32_t kMask = (0x7Fu << kShift) * 0x10001u;
+  constexpr uint32_t kFactor = kIsHalf ? 0x5C005C00u : kIsE4M3 ? 0x7B807B80u : 0x77807780u;
+#pragma unroll
+  for (int p = 0; p < 4; ++p) {
+    const uint32_t word = words[p / 2];  // of whose halves column g has the low byte, column g + 8 the high one
+    const uint32_t magnitude = p % 2 == 0 ? word << kShift : word >> (8 - kShift);
+    // mutant: signs_of_float8
+    a[p] = ptx::lop3_and_or(p % 2 == 0 ? word << 8 : word, 0x80008000u, magnitude & kMask);
+    if constexpr (!kIsHalf || kIsE4M3) a[p] = multiply<X>(a[p], kFactor);
+  }
+}
+
+// The value of a float of 4 or 8 bits.
+template <PackedCode kCode>
+__device__ __forceinline__ float float_value(uint32_t bits) {
+  if constexpr (kCode == PackedCode::kE2M1) {
+    return __uint_as_float((bits & 8) << 28 | (bits & 7) << 22) * 0x1p126f;
+  } else if constexpr (kCode == PackedCode::kE4M3) {
+    return __uint_as_float((bits & 128) << 24 | (bits & 127) << 20) * 0x1p120f;
+  } else {
+    static_assert(kCode == PackedCode::kE5M2);
+    return __uint_as_float((bits & 128) << 24 | (bits & 127) << 21) * 0x1p112f;
+  }
 }
 
 // Of four integers t, one in each byte, t - 2^kBit, which is 16 - 2^kBit at most, as e4m3 of kFloat8Unit: its size and
@@ -191,12 +224,14 @@ __device__ __forceinline__ float float_of(Scale scale) {
 }
 
 // A weight's format as a type. kGroup 0: whole columns; kZero: of all, where there are no zero points.
-template <int kBits_, int kGroup_, bool kZeroPoints_, int kZero_, bool kTable_, bool kFloat4_, typename Scale_>
+template <int kBits_, int kGroup_, bool kZeroPoints_, int kZero_, int kCode_, typename Scale_>
 struct Weight {
   using Scale = Scale_;
   static constexpr int kBits = kBits_, kGroup = kGroup_, kZero = kZero_;
-  static constexpr bool kZeroPoints = kZeroPoints_, kTable = kTable_, kFloat4 = kFloat4_;
-  static constexpr Format kFormat{kBits_, kGroup_, kZeroPoints_, kTable_, kFloat4_, static_cast<int>(sizeof(Scale_))};
+  static constexpr bool kZeroPoints = kZeroPoints_;
+  static constexpr PackedCode kCode{kCode_};
+  static constexpr bool kIsInteger = kCode == PackedCode::kInteger, kHasTable = kCode == PackedCode::kTable;
+  static constexpr Format kFormat{kBits_, kGroup_, kZeroPoints_, kCode, static_cast<int>(sizeof(Scale_))};
   static_assert(kGroup == 0 || (kGroup >= 16 && kWarpK % kGroup == 0), "a warp's part of a stage has whole groups");
 };
 
@@ -212,15 +247,18 @@ template <typename Weight, typename X>
 __device__ __forceinline__ void convert_step(const uint32_t (&words)[4], int step, const uint32_t (&zeros)[2],
                                              uint32_t table, uint32_t (&a)[4]) {
   if constexpr (kIsFloat8<X>) {
-    static_assert(Weight::kBits == 4 && !Weight::kTable && !Weight::kFloat4, "differences of 4 bits are exact");
+    static_assert(Weight::kBits == 4 && Weight::kIsInteger, "differences of 4 bits are exact");
     const uint32_t pair[2] = {words[2 * step], words[2 * step + 1]};
     convert_4_to_8_bits<Weight::kZeroPoints, Weight::kZero>(pair, zeros, a);
-  } else if constexpr (Weight::kTable) {
+  } else if constexpr (Weight::kHasTable) {
     look_up(words[step], table, a);
-  } else if constexpr (Weight::kFloat4) {
+  } else if constexpr (Weight::kCode == PackedCode::kE2M1) {
     convert_float4<X>(words[step], a);
   } else if constexpr (Weight::kBits == 4) {
     convert_4_bits<X>(words[step], zeros, a);
+  } else if constexpr (!Weight::kIsInteger) {
+    const uint32_t pair[2] = {words[2 * step], words[2 * step + 1]};
+    convert_float8<X, Weight::kCode == PackedCode::kE4M3>(pair, a);
   } else {
     const uint32_t pair[2] = {words[2 * step], words[2 * step + 1]};
     convert_8_bits<X, !Weight::kZeroPoints && Weight::kZero == 128>(pair, zeros, a);
@@ -285,16 +323,11 @@ class ColumnScale {
 
   // Both elements of a pair times the scale.
   __device__ __forceinline__ uint32_t multiply(uint32_t pair) const {
-    Pair<X> elements;
-    memcpy(&elements, &pair, 4);
     if constexpr (kIsOfX) {
-      Pair<X> scales;
-      memcpy(&scales, &scale_, 4);
-      const Pair<X> product = __hmul2(elements, scales);
-      uint32_t bits;
-      memcpy(&bits, &product, 4);
-      return bits;
+      return packed::multiply<X>(pair, scale_);
     } else {
+      Pair<X> elements;
+      memcpy(&elements, &pair, 4);
       return pair_of<X>(tcgemm::convert<float>(elements.x) * scale_, tcgemm::convert<float>(elements.y) * scale_);
     }
   }

@@ -13,8 +13,10 @@
 
 namespace tcgemm::packed {
 
-template <int kBits, typename X, typename Scale>
+template <int kBits, int kCode, typename X, typename Scale>
 __global__ void __launch_bounds__(kWeightThreads) write_weight(const __grid_constant__ WeightParams params) {
+  constexpr PackedCode kOwnCode{kCode};
+  constexpr bool kTable = kOwnCode == PackedCode::kTable;
   constexpr int kPieceK = kBits == 4 ? 64 : 32;
   const int64_t piece = (int64_t{blockIdx.x} * kWeightThreads + threadIdx.x) / 32;
   if (piece >= params.num_pieces) return;
@@ -40,14 +42,19 @@ __global__ void __launch_bounds__(kWeightThreads) write_weight(const __grid_cons
         uint32_t u;
         if constexpr (kBits == 4) {
           const int pair = 2 * half + r;
-          u = words[2 * block + step] >> (params.table != nullptr ? 8 * pair + 4 * e : 4 * pair + 16 * e) & 15;
+          u = words[2 * block + step] >> (kTable ? 8 * pair + 4 * e : 4 * pair + 16 * e) & 15;
         } else {
           u = words[2 * step + half] >> (8 * r + 16 * e) & 255;
         }
-        const float number = params.table != nullptr ? params.table[u]
-                             : params.float4         ? float4_value(u)
-                                                     : static_cast<float>(u) - zero;
-        numbers[i] = number * scale * column_scale;
+        float value;
+        if constexpr (kTable) {
+          value = params.table[u];
+        } else if constexpr (kOwnCode == PackedCode::kInteger) {
+          value = static_cast<float>(u) - zero;
+        } else {
+          value = float_value<kOwnCode>(u);
+        }
+        numbers[i] = value * scale * column_scale;
       }
       store_vectors(numbers, static_cast<X*>(params.d) + (tile * kTile + r * 8 + g) * params.k + k);
     }

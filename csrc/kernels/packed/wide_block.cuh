@@ -103,7 +103,7 @@ class WideBlock {
 
   // Before roles part: the table, and the barriers of all CTAs of the cluster.
   __device__ __forceinline__ void prepare() const {
-    if constexpr (Weight::kTable) {
+    if constexpr (Weight::kHasTable) {
       fill_table<X>(shared_ + kGeometry.table_offset(), params_.table, threadIdx.x, kTile.threads());
     }
     if constexpr (kTile.multicast_size > 1) {

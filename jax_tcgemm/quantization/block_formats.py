@@ -1,17 +1,19 @@
-"""Public `pack_mxfp4` and `pack_nvfp4`: weights quantized to 4-bit floats with block scales."""
+"""Public `pack_mxfp4`, `pack_mxfp8` and `pack_nvfp4`: quantize weights to block formats."""
 
+import contextlib
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tcgemm.problem.packed_weight import PackedWeight
+from jax_tcgemm.problem.packed_weight import FLOAT8_NAMES, PackedWeight
 from jax_tcgemm.products.arguments import as_floating, check_flag
 from jax_tcgemm.quantization.pack import pack
 
-# Of float4_e2m1fn: the largest number, and the exponent of the largest power of two.
-_LARGEST, _LARGEST_EXPONENT = 6.0, 2
+# The largest number of float4_e2m1fn.
+_LARGEST = 6.0
 # Of float8_e4m3fn.
 _LARGEST_SCALE, _SMALLEST_SCALE = 448.0, 2.0**-9
 # The smallest scale of a weight: its product with every block scale is a normal float32.
@@ -52,8 +54,55 @@ def pack_mxfp4(w, *, stacked: bool = False) -> PackedWeight:
       ((32, 2), [[0.25, 0.25]], [-1.0, -1.0])
     """
     op = "pack_mxfp4"
-    q, scale = _mxfp4(_blocks(op, w, stacked, 32), 1 + stacked)
-    return pack(op, _joined(q, stacked), scale, None, 32, "float4_e2m1fn")
+    quotients, scale = _mx(_blocks(op, w, stacked, 32), 1 + stacked, _LARGEST)
+    return pack(op, _joined(_codes(quotients), stacked), scale, None, 32, "float4_e2m1fn")
+
+
+def pack_mxfp8(w, *, dtype="float8_e4m3fn", stacked: bool = False) -> PackedWeight:
+    """Quantize a weight to MXFP8 and pack it.
+
+        scale[g, n] = 2^(floor(log2(max over k in g of abs(w[k, n]))) - e)
+        q[k, n] = dtype(w[k, n] / scale[k // 32, n])
+
+    where e is the exponent of the dtype's largest power of two, 8 for float8_e4m3fn and 15 for
+    float8_e5m2.
+
+    Args:
+      w: array of a real floating-point dtype, of shape (k, ...), usually (k, n), or (k, 2, n) for
+        `gated_linear`. k must be a multiple of 32.
+      dtype: "float8_e4m3fn" or "float8_e5m2".
+      stacked: whether the first dimension of w stacks expert weights, so that k is the second.
+
+    Returns:
+      A `PackedWeight` of the shape of w, with group_size 32 and scales of float8_e8m0fnu.
+
+    Raises:
+      TypeError: if w is not real floating point, dtype is another one, or stacked is not a bool.
+      ValueError: if k is not a multiple of 32, w has too few dimensions or no elements or, where
+        values are known, is not finite.
+
+    Numerics:
+      - Scales follow the OCP Microscaling Formats specification, version 1.0, section 6.3.
+        Exponents are at least -127.
+      - Quotients are exact, and rounded to nearest, ties to even. Magnitudes above the dtype's
+        largest number, 448 or 57344, become that number.
+
+    Examples:
+      >>> import jax.numpy as jnp, jax_tcgemm
+      >>> w = jax_tcgemm.pack_mxfp8(jnp.linspace(-1, 1, 64).reshape(32, 2))
+      >>> w.shape, w.unpack().scale.tolist(), w.dequantize()[0].tolist()
+      ((32, 2), [[0.00390625, 0.00390625]], [-1.0, -0.9375])
+    """
+    op = "pack_mxfp8"
+    name = None
+    with contextlib.suppress(TypeError):
+        name = jnp.dtype(dtype).name
+    if name not in FLOAT8_NAMES:
+        raise TypeError(f"{op}: dtype must be {' or '.join(FLOAT8_NAMES)}, got {dtype=}")
+    largest = float(jnp.finfo(name).max)
+    quotients, scale = _mx(_blocks(op, w, stacked, 32), 1 + stacked, largest)
+    q = jnp.clip(quotients, -largest, largest).astype(name)
+    return pack(op, _joined(q, stacked), scale, None, 32, name)
 
 
 def pack_nvfp4(w, *, stacked: bool = False) -> PackedWeight:
@@ -126,17 +175,21 @@ def _joined(blocks, stacked: bool):
     return lax.collapse(blocks, int(stacked), int(stacked) + 2)
 
 
-@functools.partial(jax.jit, static_argnames="axis", inline=True)
-def _mxfp4(blocks, axis: int):
-    """Codes, and scales of blocks of which the rows are along an axis."""
+@functools.partial(jax.jit, static_argnames=("axis", "limit"), inline=True)
+def _mx(blocks, axis: int, limit: float):
+    """Divide blocks by their scales; `limit` is the largest number of the elements' dtype.
+
+    Returns:
+      The quotients in float32, and the scales in float8_e8m0fnu. Rows of blocks are along `axis`.
+    """
     largest = abs(blocks).max(axis)
-    # As bits, which are exact: exponents of subnormal numbers are below -127 less the largest one.
-    exponent = (lax.bitcast_convert_type(largest, jnp.int32) >> 23) - _LARGEST_EXPONENT
+    # By bits, exactly: exponents of subnormal numbers are below -127 less the largest one.
+    exponent = (lax.bitcast_convert_type(largest, jnp.int32) >> 23) - int(math.log2(limit))
     exponent = jnp.maximum(exponent, 0)  # Plus 127, as float8_e8m0fnu has it.
     inverse = lax.bitcast_convert_type((254 - exponent) << 23, jnp.float32)
     scale = jnp.where(jnp.isfinite(largest), exponent, 255).astype(jnp.uint8)
     scale = lax.bitcast_convert_type(scale, jnp.float8_e8m0fnu)
-    return _codes(blocks * jnp.expand_dims(inverse, axis)), scale
+    return blocks * jnp.expand_dims(inverse, axis), scale
 
 
 @functools.partial(jax.jit, static_argnames="axis", inline=True)
