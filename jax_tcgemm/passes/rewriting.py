@@ -177,7 +177,7 @@ class Rewriter:
 
 
 def notes(equations: Sequence[core.JaxprEqn], results) -> dict[int, str]:
-    """What there is to say of the products of a rewritten program, by their numbers.
+    """Return the notes of `explain` on the products of a rewritten program, by their numbers.
 
     Of one without an epilogue it is why there is none: the equation that follows and that cannot be
     part of one. Of one with an epilogue it is how many roundings this leaves out. Of logits it is
