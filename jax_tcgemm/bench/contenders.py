@@ -1,6 +1,6 @@
-"""What can be measured: our implementations by name, our own choice, and the peers.
+"""Contenders of a benchmark: our implementations by name, our own choice, and the peers.
 
-Of a product, any implementation and any peer; of a workload, the functions that it lists.
+For a product, contenders are any implementation and any peer; for a workload, its own functions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an expert layer does besides bare grouped products; see bench/ragged.py.
+"""Workloads of an expert layer other than grouped products alone, which bench/ragged.py has.
 
 The peer is the same expression by XLA.
 """

@@ -1,4 +1,4 @@
-"""What every workload on rows in groups has: its sizes, how operands are drawn, its tolerance."""
+"""Common base of grouped workloads: sizes, random operands and tolerance."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class Grouped:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Computation:
-    """What a kind computes, and the ways to do it.
+    """Computation of a grouped workload, with the functions to compare.
 
     Attributes:
-      shapes: of the operands that are multiplied, which come first.
+      shapes: shapes of the operands that are multiplied, which come first.
       integers: the other operands.
-      ours, peers, reference, flops: as of a `Workload`.
+      ours, peers, reference, flops: the attributes of a `Workload`.
       elements: least number of elements that are read and written.
-      roundings: how many of the result's dtype the tolerance allows for.
+      roundings: number of roundings to the result's dtype that the tolerance allows for.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -70,7 +70,7 @@ class Computation:
 
 
 def workload(suite: str, label: str, of: Grouped, computation: Computation) -> Workload:
-    """The workload that is this computation."""
+    """Return the workload of a computation."""
     shapes, integers, dtype = computation.shapes, computation.integers, of.element_type
 
     def draw(key):

@@ -157,7 +157,7 @@ def _workload(suite: str, label: str, of: Grouped, depth: int | None) -> Workloa
 
 
 def _activated(both):
-    """Of gate and up, one behind the other."""
+    """Return silu(gate) * up of gate and up stacked along the last dimension."""
     gate, up = jnp.split(both, 2, axis=-1)
     return jax.nn.silu(gate) * up
 
@@ -171,7 +171,7 @@ def _gated_quantized(blocks, x, w, sizes, x_scales, w_scales, *_):
 
 
 def _as_one(operands):
-    """Those of both matrices as of one."""
+    """Return operands with the gate and up matrices, and their scales, stacked as one matrix."""
     x, w, sizes, x_scales, w_scales, *_ = operands
     w, w_scales = (a.reshape(a.shape[0], -1, a.shape[3]) for a in (w, w_scales))
     return x, w, sizes, x_scales, w_scales

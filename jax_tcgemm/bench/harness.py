@@ -42,7 +42,7 @@ COLUMNS = (
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What ``bench`` was asked for.
+    """Options of ``bench``.
 
     Attributes:
       implementations: names, or ``auto``.

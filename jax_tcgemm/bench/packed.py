@@ -51,7 +51,7 @@ def _workload(suite, label, dtype, extents, form: WeightFormat, configs, is_floa
     element_type = DTYPES[dtype][0]
 
     def quantized(x):
-        """What ours is given in place of x if that has 8 bits: values, a scale for each row."""
+        """Quantize an 8-bit x to values and per-row scales, our operands; () for other dtypes."""
         if not is_float8:
             return ()
         q = jax_tcgemm.quantize(x, block=(1, k))

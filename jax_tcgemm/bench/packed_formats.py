@@ -47,7 +47,7 @@ class WeightFormat:
 
     @property
     def qtype(self) -> str:
-        """What `pack_weights` calls the elements."""
+        """Name of the elements' type for `pack_weights`."""
         return _FLOAT4 if self.name in _GROUPS else self.name
 
     def draw(self, key: jax.Array, shape: tuple[int, ...], dtype) -> Drawn:
@@ -66,12 +66,12 @@ class WeightFormat:
         return Drawn(q, scale.astype(jnp.float8_e4m3fn), jnp.float32(size / 128))
 
     def pack(self, drawn: Drawn) -> jax_tcgemm.PackedWeight:
-        """The packed weight."""
+        """Return the packed weight."""
         how = {"group_size": self.group, "dtype": self.qtype, "column_scale": drawn.column_scale}
         return jax_tcgemm.pack_weights(drawn.q, drawn.scale, **how)
 
     def typed(self, drawn: Drawn) -> Drawn:
-        """The same with elements in a dtype that XLA multiplies."""
+        """Convert the elements to a dtype that XLA multiplies."""
         if self.qtype != _FLOAT4:
             return drawn._replace(q=drawn.q.astype(self.qtype))
         codes = drawn.q.astype(jnp.uint4)

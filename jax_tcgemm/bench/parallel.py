@@ -137,7 +137,7 @@ def measure(
 
 
 def _checked(contenders: dict, arrays) -> tuple[dict, dict]:
-    """What a record says of each contender but its times, and the functions of those that run."""
+    """Check all contenders; return their record fields except times, and those that run."""
     found, functions, expected = {}, {}, None
     for name, (function, options) in contenders.items():
         found[name] = {"options": options}

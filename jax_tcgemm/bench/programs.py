@@ -159,7 +159,7 @@ def is_identical(program: Program) -> bool:
 
 
 def _instructions(text: str) -> list[str]:
-    """Those of a compiled program, their names replaced by numbers and without their sources."""
+    """Return a compiled program's instructions with numbers for names and without metadata."""
     numbers: dict[str, str] = {}
     lines = (line for line in text.splitlines() if "%" in line)
     return [
@@ -173,12 +173,12 @@ def _instructions(text: str) -> list[str]:
 
 
 def _repeat(step: Callable) -> Callable:
-    """A compiled function of a number of steps and the first carry."""
+    """Return a compiled function that runs n steps from a first carry."""
     return jax.jit(lambda n, carry: lax.fori_loop(0, n, lambda _, carry: step(*carry), carry))
 
 
 def _times(run: Callable, steps: int, carry: tuple) -> tuple[float, float]:
-    """Seconds of a step: by the clock, and of processor time."""
+    """Return the wall-clock seconds and processor seconds of a step."""
     start, processor = time.perf_counter(), time.process_time()
     jax.block_until_ready(run(steps, carry))
     elapsed = time.perf_counter() - start, time.process_time() - processor

@@ -84,7 +84,7 @@ EPILOGUES: dict[str, tuple[Callable, tuple[str, ...]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """A problem: a product, and the name of what follows it, "" for nothing."""
+    """Problem to measure: a product and the name of its epilogue, "" for none."""
 
     case: Case
     epilogue: str = ""
@@ -95,14 +95,14 @@ class Draw:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What rows say of it, in the order of `PROBLEM`."""
+        """Values of the problem's columns in a row of the file, in the order of `PROBLEM`."""
         case = self.case
         fields = case.m, case.n, case.k, case.batch, case.layout, case.dtype, self.epilogue
         return tuple(map(str, fields))
 
     @property
     def operands(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """A and B as they lie in memory, and what the epilogue reads."""
+        """Types of A and B as stored in memory, and of the epilogue's operands."""
         case = self.case
         if not self.epilogue:
             return case.operands
@@ -115,7 +115,7 @@ class Draw:
         return EPILOGUES[self.epilogue][1]
 
     def function(self, implementation: str | None, config: str | None = None) -> Callable:
-        """Of the operands: by the library's choice, by one that is named, or by plain JAX."""
+        """Return the function of the operands, by our own choice, a named one, or plain JAX."""
         case, numbers = self.case, self.case.dimension_numbers
         plain = implementation in (selection.XLA, UNFUSED)
         if implementation == selection.XLA:
@@ -193,7 +193,7 @@ class Ways(NamedTuple):
 
 
 def ways(draw: Draw, device: selection.Device) -> Ways:
-    """What is chosen, XLA's own kernel and others, in this order."""
+    """Return the ways to run a problem: the selected one, XLA's own kernel, then others."""
     auto = draw.function(None)
     call = _only_call(draw, auto, device)
     unfused = f"{UNFUSED}/{selection.XLA}"
@@ -394,7 +394,7 @@ def _warm_up(each: _Prepared) -> None:
 
 
 def read(path: pathlib.Path) -> list[Outcome]:
-    """What a file has, in its order; none where there is no file."""
+    """Read the outcomes of a file in its order; [] where there is no file."""
     found: dict[tuple, Outcome] = {}
     if not path.exists():
         return []

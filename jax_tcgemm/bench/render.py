@@ -308,7 +308,7 @@ def _case_title(record: dict) -> str:
 
 
 def _ratios_table(groups: dict[tuple[str, str], list[dict]]) -> str:
-    """Of each suite our own choice, where it was measured, else everything that was."""
+    """Render a table of ratios: for each suite our own choice if measured, else all contenders."""
     rows = []
     for (suite, dtype), group in groups.items():
         ratios: dict[str, list[float]] = {}

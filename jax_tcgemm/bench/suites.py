@@ -86,12 +86,12 @@ class Case:
 
     @property
     def title(self) -> str:
-        """What it is, on one line."""
+        """Description of the case on one line."""
         return f"{self.suite} {self.dtype} {self.layout} {self.shape}"
 
     @property
     def fields(self) -> dict:
-        """What its records say of it."""
+        """Fields of the case in its records."""
         return {
             "suite": self.suite,
             "label": self.label,
@@ -144,7 +144,7 @@ class Case:
 
     @property
     def dimension_numbers(self):
-        """What ``lax.dot_general`` needs to read A and B as they lie in memory."""
+        """Dimension numbers of ``lax.dot_general`` for A and B as stored in memory."""
         first = 1 if self.batch > 1 else 0
         batch_dims = (0,) if self.batch > 1 else ()
         a_contract = first + (1 if self.layout[0] == "N" else 0)

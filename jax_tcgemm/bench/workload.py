@@ -67,7 +67,7 @@ class Workload:
 
     @property
     def title(self) -> str:
-        """What it is, on one line."""
+        """Description of the workload on one line."""
         return " ".join(filter(None, (self.suite, self.dtype, self.label, self.shape)))
 
     @property
@@ -86,7 +86,7 @@ class Workload:
 
     @property
     def fields(self) -> dict:
-        """What its records say of it."""
+        """Fields of the workload in its records."""
         return {
             "suite": self.suite,
             "label": self.label,
@@ -97,7 +97,7 @@ class Workload:
 
 
 def check_keys(where: str, table: dict, known: Iterable[str]) -> None:
-    """Raises ValueError for a key of a suite's file that nobody reads."""
+    """Raise ValueError for an unknown key of a suite's file."""
     known = tuple(known)
     if unknown := sorted(set(table) - set(known)):
         raise ValueError(
@@ -107,7 +107,7 @@ def check_keys(where: str, table: dict, known: Iterable[str]) -> None:
 
 
 def check_value(name: str, value, known: Iterable[str]) -> None:
-    """Raises ValueError for a value of a suite's file, or of the command, that there is not."""
+    """Raise ValueError for an unknown value of a suite's file or of the command."""
     known = tuple(known)
     if value not in known:
         raise ValueError(
@@ -117,7 +117,7 @@ def check_value(name: str, value, known: Iterable[str]) -> None:
 
 
 def listed(value) -> list:
-    """What a suite's file gives as one value or as a list of them."""
+    """Return a list, from a list or a single value of a suite's file."""
     return value if isinstance(value, list) else [value]
 
 

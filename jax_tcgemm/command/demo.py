@@ -54,7 +54,7 @@ class Digits:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What one of the two trainings came to."""
+    """Outcome of one of the two trainings."""
 
     test_accuracy: float
     final_loss: float
@@ -141,7 +141,7 @@ def make_train_step(matmul: _MatMul) -> Callable:
 
 
 def batches(digits: Digits, num_steps: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The same random batches for everyone."""
+    """Return random batches of images and labels, the same ones in each call."""
     rng = np.random.default_rng(_SEED)
     for _ in range(num_steps):
         rows = rng.choice(len(digits.train_labels), _BATCH_SIZE, replace=False)
@@ -149,7 +149,7 @@ def batches(digits: Digits, num_steps: int) -> Iterator[tuple[np.ndarray, np.nda
 
 
 class _Training:
-    """Parameters on their way, and how long each step took."""
+    """Training in progress: parameters, and the duration of each step."""
 
     def __init__(self, matmul: _MatMul):
         self._matmul = matmul
@@ -224,7 +224,7 @@ def run_demo(
 
 
 def _on_gpu(step: Callable, *args) -> Explanation | None:
-    """What the GPU here, or an assumed one, runs of an accelerated step."""
+    """Explain an accelerated step on the GPU here, or on an assumed one; None if forced."""
     if selection.is_forced(CallOptions("demo")):
         return None
     # One device runs the step, however many there are.

@@ -1,4 +1,4 @@
-"""What the commands print on, and how they end."""
+"""Output of the commands, and their end on errors."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from rich.markup import escape
 
 @contextlib.contextmanager
 def errors_as_text() -> Iterator[None]:
-    """Ends the command with the message of an error the user can act on, and no traceback."""
+    """End the command with the message of an error that the user can act on, and no traceback."""
     try:
         yield
     except BrokenPipeError:
@@ -24,7 +24,7 @@ def errors_as_text() -> Iterator[None]:
 
 
 def run(app: typer.Typer, name: str) -> None:
-    """Runs a command line, whatever its output can encode and however soon its reader leaves."""
+    """Run a command line; tolerate characters that cannot be encoded, and a closed pipe."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.reconfigure(errors="replace")
     try:
@@ -34,12 +34,12 @@ def run(app: typer.Typer, name: str) -> None:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except BrokenPipeError:
-        # The interpreter flushes once more, into nothing.
+        # The interpreter flushes again at exit, into the null device.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
 
 def output() -> Console:
-    """The standard output; wide enough for every table where it is no terminal."""
+    """Return a console on standard output, 150 columns wide where it is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=150)

@@ -1,4 +1,4 @@
-"""Functions of JAX without some of the functions that they call, which are written out instead."""
+"""Inlining of calls in a jaxpr."""
 
 from collections.abc import Callable
 
@@ -12,11 +12,11 @@ from jax_tcgemm.system.jax_internals import as_jaxpr, bound
 def written_out(
     function: core.ClosedJaxpr, is_meant: Callable[[core.JaxprEqn], bool] | None = None
 ) -> core.ClosedJaxpr:
-    """The same function, in which the equations of what it calls stand for the calls.
+    """Return a function with its calls inlined.
 
     Args:
-      function: the function. Arrays that its calls have closed over become its own constants.
-      is_meant: which calls; None means all.
+      function: the function. Arrays that its calls close over become constants of the result.
+      is_meant: predicate of the calls to inline; None inlines all.
     """
 
     def run(jaxpr, constants, arguments):
@@ -43,14 +43,14 @@ def written_out(
 
 
 def called(eqn: core.JaxprEqn) -> core.ClosedJaxpr | core.Jaxpr | None:
-    """The function that an equation calls, None where it calls none."""
+    """Return the function that an equation calls; None if it is not a call."""
     if eqn.primitive.name not in CALLS:
         return None
     return next(eqn.params[key] for key in CALLED if key in eqn.params)
 
 
 def closes_over_arrays(eqn: core.JaxprEqn) -> bool:
-    """Whether an equation is a call by `jax.jit` of what has closed over arrays, at any depth."""
+    """Return whether an equation calls a jitted function that closes over arrays, at any depth."""
     if eqn.primitive.name not in ("jit", "pjit"):
         return False
     inner = called(eqn)

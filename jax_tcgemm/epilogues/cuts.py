@@ -1,4 +1,4 @@
-"""The cheapest cut through equations: what to read so that the rest can be computed from it."""
+"""Min-cut through equations: the cheapest variables to read, from which others are computed."""
 
 import collections
 import dataclasses
@@ -11,7 +11,7 @@ from jax.extend import core
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """What is read, and the equations that are computed from that, by their numbers."""
+    """Variables to read, and the numbers of the equations to compute from them."""
 
     read: tuple[core.Var, ...]
     computed: frozenset[int]
@@ -23,16 +23,16 @@ def cheapest_cut(
     equations: Mapping[int, Sequence[core.Var]],
     cost: Callable[[core.Var], int],
 ) -> Cut:
-    """Finds variables of least cost from which others can be computed.
+    """Find the variables of least total cost from which the wanted ones can be computed.
 
-    Of several cuts it is the one that computes least. It is a minimum cut, found by a maximum flow
-    from the variables that nothing computes to those that are wanted.
+    The min-cut is found by a maximum flow from variables that no equation computes to the wanted
+    ones. Among min-cuts, the one with the fewest computed equations is returned.
 
     Args:
       wanted: the variables to compute, or to read.
-      producer: of variables, the number of the equation that computes them.
-      equations: those that may be computed: from their numbers to the variables that they read.
-      cost: of reading a variable, a small number; those that cost nothing are never computed.
+      producer: the number of the equation that computes each variable.
+      equations: the equations that may be computed, with the variables that they read.
+      cost: the cost of reading a variable, a small integer; variables of cost 0 are always read.
     """
     wanted = dict.fromkeys(wanted)
     if not any(producer.get(x) in equations for x in wanted):
@@ -41,7 +41,7 @@ def cheapest_cut(
     for x in wanted:
         while flow.augment(x):
             pass
-    # What can still get a flow is computed; what cannot is read.
+    # Variables that can be reached in the residual graph are computed; the others are read.
     read, computed, seen, waiting = {}, set(), set(), list(wanted)[::-1]
     reached = flow.reached(wanted)
     while waiting:
@@ -58,12 +58,12 @@ def cheapest_cut(
     return Cut(tuple(read), frozenset(computed))
 
 
-# A variable is two nodes, joined by an edge of its cost: before it is read, and after.
+# A variable is two nodes, before and after the read, with an edge whose capacity is its cost.
 _BEFORE, _AFTER = 0, 1
 
 
 class _Flow:
-    """Flows from what wants variables back to where they come from."""
+    """Maximum flow from wanted variables back to their sources."""
 
     def __init__(self, producer, equations, cost):
         self._producer, self._equations = producer, equations
@@ -74,7 +74,7 @@ class _Flow:
         self._readers: dict[core.Var, set[core.Var]] = collections.defaultdict(set)
 
     def augment(self, wanted: core.Var) -> bool:
-        """Sends more from a wanted variable to a source, if that is possible."""
+        """Send more flow from a wanted variable to a source; return whether that was possible."""
         start = (wanted, _AFTER)
         came_from, queue = {start: None}, collections.deque([start])
         while queue:
@@ -90,7 +90,7 @@ class _Flow:
         return False
 
     def reached(self, wanted: Iterable[core.Var]) -> set:
-        """Every node that a wanted variable could still get a flow from."""
+        """Return every node that is reachable from a wanted variable in the residual graph."""
         seen = {(x, _AFTER) for x in wanted}
         queue = collections.deque(seen)
         while queue:
@@ -119,7 +119,7 @@ class _Flow:
                 yield other, _AFTER
 
     def _send(self, node, came_from) -> None:
-        """Sends as much as there is room for along a path."""
+        """Send as much flow along a path as its residual capacity allows."""
         path = []
         while (before := came_from[node]) is not None:
             path.append((before, node))

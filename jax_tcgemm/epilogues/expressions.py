@@ -85,7 +85,7 @@ def literal(number: np.generic) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Types:
-    """What a rule knows of an equation besides its operands' expressions."""
+    """Dtypes and parameters of an equation, which a rule takes with the operands' expressions."""
 
     operands: tuple[np.dtype, ...]
     result: np.dtype

@@ -1,6 +1,6 @@
-"""What a group of equations is: a product, or two, and elementwise equations that go with it.
+"""Groups of equations: one or two products, and the elementwise equations of their epilogue.
 
-`groups.py` finds them in a program.
+`groups.py` finds the groups of a program.
 """
 
 import dataclasses
@@ -12,14 +12,14 @@ from jax_tcgemm.epilogues.halves import Halves
 from jax_tcgemm.epilogues.joins import Join
 from jax_tcgemm.epilogues.values import Equation
 
-# Where a unit, an equation or a group, is in the program: before the equation of the first number,
-# and among groups there in the order of the second. Equations have 0 for it.
+# Position of an equation or a group in the program: before the equation with the first number, and
+# among groups there in ascending order of the second number, which is 0 for equations.
 Place = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The most operands that a group reads, and results that it has."""
+    """The largest numbers of operands and of results of a group."""
 
     reads: int
     results: int
@@ -27,14 +27,14 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class Products:
-    """The products of a program that groups may have: functions of the number of an equation.
+    """Queries about the products of a program, as functions of an equation's number.
 
     Attributes:
-      product: its product, a variable; None of what is no product or cannot be part of a group.
-      lines: the dimensions of its product that are rows, and those that are columns; calls can
-        reduce results over either or both.
-      partners: the products before it that can be one call with it.
-      is_apart: whether a call can have the halves of its product.
+      product: the product's result; None if the equation cannot be a product of a group.
+      lines: the row dimensions and the column dimensions of the product; calls can reduce results
+        over either or both.
+      partners: earlier products that one call can compute together with this one.
+      is_apart: whether a call can compute gate and up of a stacked product.
     """
 
     product: Callable[[int], core.Var | None]
@@ -45,17 +45,17 @@ class Products:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """A product, or two, and elementwise equations.
+    """One or two products with the elementwise equations of their epilogue.
 
     Attributes:
-      products: the numbers of the equations of one or two products.
-      halves: None, or how the one product is taken apart, which makes two of it.
-      before: the numbers of equations of whole products, which `halves.members` need.
-      members: the numbers of the others, in order.
-      inputs: variables that they read besides the product.
-      results: variables that others read.
-      repeated: the numbers of members that are computed again after the call, from its results.
-      place: where it is in the program.
+      products: numbers of the equations of one or two products.
+      halves: None, or how one stacked product is split into gate and up.
+      before: numbers of equations that `halves.members` need.
+      members: numbers of the other equations, in program order.
+      inputs: variables that the equations read besides the products.
+      results: variables that the rest of the program reads.
+      repeated: numbers of members that are computed again after the call, from its results.
+      place: position of the group in the program.
     """
 
     products: tuple[int, ...]
@@ -70,12 +70,12 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Grouping:
-    """The groups of a program, and what is not in one.
+    """Groups of a program, and the reasons of products without a group.
 
     Attributes:
-      groups: in the order of the program.
-      gone: numbers of the equations that are in groups only.
-      why: for each product that has no group the reason, if anything follows it.
+      groups: the groups in program order.
+      gone: numbers of the equations that only groups compute.
+      why: the reason for each product that has no group although an equation reads its result.
     """
 
     groups: tuple[Group, ...]
@@ -85,7 +85,7 @@ class Grouping:
 
 @dataclasses.dataclass(frozen=True)
 class Reason:
-    """What keeps an equation out of a product's epilogue: the equation, or None, and a rule."""
+    """Reason why an equation cannot be fused into an epilogue: the equation or None, and a rule."""
 
     eqn: core.JaxprEqn | None
     rule: str
@@ -96,7 +96,7 @@ class Reason:
 
 @dataclasses.dataclass
 class Draft:
-    """A group that is being made: `products` are one variable, or two of the same type."""
+    """Group under construction; `products` are one variable, or two of one type."""
 
     numbers: tuple[int, ...]
     products: Sequence[core.Var]
@@ -109,9 +109,9 @@ class Draft:
     repeated: tuple[int, ...] = ()
     place: Place = (0, 0)
     known: frozenset[int] = frozenset()
-    # What puts two values together in one result.
+    # Concatenations of two values into one result.
     joins: list[Join] = dataclasses.field(default_factory=list)
-    # Reductions that are results, what comes before them only, and whether there may be any.
+    # Reductions that are results, members that only they need, and whether reductions are allowed.
     reductions: tuple[int, ...] = ()
     reduced: tuple[int, ...] = ()
     reduces: bool = True
@@ -120,18 +120,18 @@ class Draft:
         self.known = frozenset(self.members)
 
     def own(self, equations) -> dict[core.Var, None]:
-        """The variables that it computes, in order."""
+        """Return the variables that the group computes, in order."""
         values = [*self.products]
         values += [x for number in self.members for x in equations[number].outvars]
         return dict.fromkeys(values)
 
     @property
     def parts(self) -> frozenset[core.Var]:
-        """The values that are put together."""
+        """Values that are concatenated."""
         return frozenset(x for join in self.joins for x in join.parts)
 
     def lines(self, products: Products) -> tuple[frozenset[int], frozenset[int]]:
-        """The dimensions that are rows, and those that are columns."""
+        """Return the row dimensions and the column dimensions of the group's results."""
         found = products.lines(self.numbers[0])
         if self.halves is None or not self.halves.is_dropped:
             return found
@@ -140,6 +140,6 @@ class Draft:
         return rows, columns
 
     def remove(self, numbers: set[int]) -> None:
-        """Leaves members out."""
+        """Remove members from the group."""
         self.members = tuple(n for n in self.members if n not in numbers)
         self.known = frozenset(self.members)

@@ -1,7 +1,7 @@
-"""The function that a group of equations is: of the accumulators, and of what the group reads.
+"""The epilogue function of a group of equations, from accumulators and inputs to results.
 
-Groups that are alike have one function, the same object, so that what is planned, generated and
-compiled for it is so once.
+Groups with the same structure share one function object, so that planning, code generation and
+compilation happen once.
 """
 
 import collections
@@ -38,16 +38,16 @@ _lock = threading.Lock()
 def group_function(
     equations: Sequence[core.JaxprEqn], group: Group, accumulator: np.dtype, *, wide: bool = False
 ) -> tuple[core.ClosedJaxpr, int]:
-    """Makes a function of a group's equations, or finds it.
+    """Return the epilogue function of a group, from a cache if a group had the same structure.
 
     Args:
       equations: the program.
       group: the group.
-      accumulator: the dtype that its products accumulate in.
-      wide: leave out roundings to narrower dtypes between the accumulators and the results.
+      accumulator: the dtype of the products' accumulators.
+      wide: whether to leave out roundings to narrower dtypes between accumulators and results.
 
     Returns:
-      The function of the accumulators and the inputs, and how many roundings it leaves out.
+      The function of the accumulators and the inputs, and the number of roundings left out.
     """
     parts = _Parts.of(equations, group)
     key = parts.structure, np.dtype(accumulator), wide
@@ -57,7 +57,7 @@ def group_function(
             return _known[key]
     made = parts.function(np.dtype(accumulator)), 0
     if wide:
-        # What cannot be traced outside of its program stays as it is.
+        # Functions that cannot be traced outside their program keep their roundings.
         with contextlib.suppress(Exception):
             made = _wide(made[0])
     with _lock:
@@ -69,15 +69,15 @@ def group_function(
 
 @dataclasses.dataclass(frozen=True)
 class _Parts:
-    """What a group's function is made of.
+    """Equations and variables of a group's function.
 
     Attributes:
-      calls: the equations of the products.
-      halves: None, or how the one product is taken apart.
-      whole: equations of it before that.
-      equations: the other ones.
-      inputs: variables that they read besides the products.
-      results: the variables to return, products perhaps among them.
+      calls: equations of the products.
+      halves: None, or how one stacked product is split into gate and up.
+      whole: equations of the stacked product before the split.
+      equations: the other equations.
+      inputs: variables that the equations read besides the products.
+      results: variables to return, which may include products.
     """
 
     calls: Sequence[core.JaxprEqn]
@@ -89,7 +89,7 @@ class _Parts:
 
     @classmethod
     def of(cls, equations: Sequence[core.JaxprEqn], group: Group) -> "_Parts":
-        """Those of a program's group."""
+        """Return the equations and variables of a program's group."""
         halves = group.halves
         whole = (*group.before, *(halves.members if halves else ()))
         numbers = group.products, whole, group.members
@@ -98,7 +98,7 @@ class _Parts:
 
     @property
     def structure(self) -> tuple:
-        """What is the same of groups that are alike."""
+        """Key that is equal for groups with the same function."""
         products, halves = tuple(eqn.outvars[0] for eqn in self.calls), self.halves
         if halves is None:
             return _structure(self.equations, (*products, *self.inputs), self.results)
@@ -109,7 +109,7 @@ class _Parts:
         return whole, own, halves.dimension, halves.is_dropped, halves.is_alternating
 
     def function(self, accumulator: np.dtype) -> core.ClosedJaxpr:
-        """The function of accumulators of a dtype."""
+        """Return the function of accumulators of a dtype."""
         products = [eqn.outvars[0] for eqn in self.calls]
         if self.halves is None:
             accs, conversions = _converted(self.calls, products, accumulator)
@@ -122,7 +122,7 @@ class _Parts:
         return self._function_of_halves(accumulator)
 
     def _function_of_halves(self, accumulator: np.dtype) -> core.ClosedJaxpr:
-        """The function where something is done with the whole product first: to each half here."""
+        """Return the function that applies equations before the split to gate and up separately."""
         halves, (product,) = self.halves, (eqn.outvars[0] for eqn in self.calls)
         of_product = _computed_from(product, self.whole)
 
@@ -146,7 +146,7 @@ class _Parts:
 
 
 def _converted(calls, products, accumulator: np.dtype) -> tuple[list, list[core.JaxprEqn]]:
-    """Variables of the accumulators, and the equations that round these to the products."""
+    """Return variables for the accumulators, and equations that round them to the products."""
     if products[0].aval.dtype == accumulator:
         return list(products), []
     accs, conversions = [], []
@@ -162,7 +162,7 @@ def _converted(calls, products, accumulator: np.dtype) -> tuple[list, list[core.
 
 
 def _taken(whole: Sequence[core.JaxprEqn], halves: Halves) -> core.Var:
-    """What is taken apart."""
+    """Return the variable that is split into gate and up."""
     return whole[-1].outvars[0] if halves.members else halves.product
 
 
@@ -176,7 +176,7 @@ def _computed_from(product: core.Var, equations: Sequence[core.JaxprEqn]) -> lis
 
 
 def _half(x: jax.Array, place: int, halves: Halves) -> jax.Array:
-    """The half of an array that goes with that of a product; all of it where it broadcasts."""
+    """Return the half of an array for gate (place 0) or up (1); all of an array that broadcasts."""
     shape, dimension = halves.product.aval.shape, halves.dimension
     extent = shape[dimension]
     if x.ndim != len(shape) or x.shape[dimension] != extent:
@@ -188,7 +188,7 @@ def _half(x: jax.Array, place: int, halves: Halves) -> jax.Array:
 
 
 def _run(equations: Sequence[core.JaxprEqn], known: dict) -> None:
-    """Computes equations from values of variables, which their results are added to."""
+    """Compute equations from known values of variables, and add their results to `known`."""
     for eqn in equations:
         operands = [_value(x, known) for x in eqn.invars]
         known |= zip(eqn.outvars, bound(eqn, eqn.params, operands), strict=True)
@@ -205,11 +205,11 @@ def _conversion(old: np.dtype, new: np.dtype) -> core.JaxprEqn:
     return eqn
 
 
-# --- what makes two functions the same ----------------------------------------------------------
+# --- equality of functions ----------------------------------------------------------------------
 
 
 class _Itself:
-    """An object that equals itself only."""
+    """Wrapper of an object that is equal to the same object only."""
 
     def __init__(self, what):
         self._what = what
@@ -222,7 +222,7 @@ class _Itself:
 
 
 def _structure(equations, arguments, results) -> tuple:
-    """What equations do, whatever their variables are called."""
+    """Return a key of equations that does not depend on the names of their variables."""
     numbers = {x: number for number, x in enumerate(arguments)}
 
     def atom(x):
@@ -259,7 +259,7 @@ def _parameter(value):
 
 # --- without roundings --------------------------------------------------------------------------
 
-# Whose roundings are not what they are for.
+# Primitives that may be computed in float32 instead of a narrower dtype.
 _WIDENED = (EXPRESSIONS.keys() | EXPANSIONS.keys()) - {
     "bitcast_convert_type",
     "nextafter",
@@ -268,7 +268,7 @@ _WIDENED = (EXPRESSIONS.keys() | EXPANSIONS.keys()) - {
 
 
 def _wide(function: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, int]:
-    """The same function in float32 where it is in narrower floats; and how many roundings go."""
+    """Return a function computed in float32 instead of narrower floats, and the roundings saved."""
     count = 0
 
     def run(*arguments):
@@ -294,7 +294,7 @@ def _wide(function: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, int]:
         return [_rounded(find(x), x.aval.dtype) for x in function.jaxpr.outvars]
 
     made = jax.make_jaxpr(run)(*function.in_avals)
-    # The last rounding of what is returned stays, alone or put together with another result.
+    # Results keep their last rounding, also where they are concatenated with another result.
     others = [eqn for eqn in function.jaxpr.eqns if eqn.primitive.name not in _WIDENED]
     read = [*function.jaxpr.outvars, *(x for eqn in others for x in eqn.invars)]
     rounded = {x for x in read if not isinstance(x, core.Literal)}

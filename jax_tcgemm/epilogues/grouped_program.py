@@ -1,6 +1,6 @@
-"""A program whose equations are grouped: what is known of it, and which groups it has so far.
+"""Program whose equations are being grouped: its dependencies, and the groups so far.
 
-`groups.py` says which equations a group has.
+`groups.py` selects the equations of a group.
 """
 
 import collections
@@ -19,16 +19,16 @@ from jax_tcgemm.epilogues.membership import (
     is_repeated,
 )
 
-# Equations that one product's group may have before the product.
+# The most equations before a product that its group may compute.
 _MOST_BEFORE = 64
-# What gives an array other dimensions of extent 1.
+# Primitives that add or remove dimensions of size 1.
 _SHAPING = frozenset({"broadcast_in_dim", "expand_dims", "reshape", "squeeze"})
-# An operand that is so many times smaller than the result costs nothing to read.
+# Reading an operand costs nothing if it is at least this many times smaller than the result.
 _SMALL = 8
 
 
 class GroupedProgram:
-    """A program, and what is grouped of it so far. Units are equations, the results, and groups."""
+    """Program with the groups made so far; units are equations, the results, and groups."""
 
     def __init__(self, equations, results, products: Products, limits: Limits):
         self._equations, self._products, self._limits = equations, products, limits
@@ -63,7 +63,7 @@ class GroupedProgram:
         return self._places.get(unit, (unit, 0))
 
     def _place_of(self, x: core.Var) -> Place:
-        """Where a variable is known."""
+        """Return the position of the unit that computes a variable."""
         unit = self._group_of.get(x, self._producer.get(x, -1))
         return self._place(unit)
 
@@ -85,7 +85,7 @@ class GroupedProgram:
         return is_equation and is_fusable(self._equations[unit])
 
     def _is_of_numbers(self, x: core.Var, shape: tuple[int, ...], depth: int = 8) -> bool:
-        """Whether `_cut` finds nothing to read for it, beside a product of a shape."""
+        """Return whether `x` derives from constants, so that `_cut` reads nothing for it."""
         number = self._producer.get(x)
         if number is None or depth == 0 or (x, shape) in self._of_arrays or x in self._group_of:
             return False
@@ -98,9 +98,9 @@ class GroupedProgram:
     # --- what XLA's loops read --------------------------------------------------------------------
 
     def _loop(self, unit: int) -> int:
-        """The unit in whose loop XLA computes another one, if that only puts arrays side by side.
+        """Return the unit whose XLA loop computes `unit`; another one only for concatenations.
 
-        It is the sum of arrays that are padded, or what gives one another shape before.
+        These are a pad before an addition, or a reshape before a concatenation.
         """
         for _ in range(3):
             if not unit < self._end:
@@ -116,7 +116,7 @@ class GroupedProgram:
         return unit
 
     def _source(self, x: core.Var, size: int, depth: int = 4) -> core.Var:
-        """The narrowest array of which another one is made, which XLA may read instead."""
+        """Return the smallest array from which XLA may compute `x`, to read instead of `x`."""
         number = self._producer.get(x)
         if number is None or depth == 0 or not self._may_repeat(number, x.aval.shape):
             return x
@@ -127,7 +127,7 @@ class GroupedProgram:
         return found if num_bytes(found) < num_bytes(x) else x
 
     def _costs_nothing(self, x: core.Var, size: int, depth: int = 4) -> bool:
-        """Whether it is small, or made of what is small."""
+        """Return whether a variable is small, or derives from small variables only."""
         if num_bytes(x) * _SMALL <= size:
             return True
         number = self._producer.get(x)
@@ -140,9 +140,9 @@ class GroupedProgram:
     # --- what comes before a product --------------------------------------------------------------
 
     def _cut(self, wanted: Sequence[core.Var], product: core.Var) -> Cut:
-        """What to read, beside a product, so that other variables can be computed."""
+        """Return the min-cut that an epilogue must read besides a product for wanted values."""
         shape, size = product.aval.shape, num_bytes(product)
-        # In order, so that groups that are alike read in the same one.
+        # Ordered, so that groups with the same structure have inputs in the same order.
         wanted = list(dict.fromkeys(wanted))
         waiting = [-self._producer.get(x, -1) for x in wanted]
         heapq.heapify(waiting)
@@ -164,7 +164,7 @@ class GroupedProgram:
         return self._is_elementwise(number, shape) or is_repeated(eqn, shape)
 
     def _is_for_nothing(self, number: int) -> bool:
-        """Whether it makes a number of numbers, or gives a small array more dimensions."""
+        """Return whether an equation computes a scalar from constants, or adds dimensions of 1."""
         eqn = self._equations[number]
         if self._is_elementwise(number, ()) and all(map(self._is_number, eqn.invars)):
             return True
@@ -173,7 +173,7 @@ class GroupedProgram:
         )
 
     def _is_number(self, x, depth: int = 4) -> bool:
-        """Whether it is a number that is known, as one that a shard_map makes vary."""
+        """Return whether `x` is a constant scalar, possibly marked as varying in a shard_map."""
         if isinstance(x, core.Literal):
             return True
         number = self._producer.get(x)
@@ -182,7 +182,7 @@ class GroupedProgram:
         return all(self._is_number(y, depth - 1) for y in self._equations[number].invars)
 
     def _cost(self, x: core.Var, size: int, before) -> int:
-        """Bytes of an element to read, and to write if it is only for this."""
+        """Return the bytes per element to read `x`, and to write it if nothing else needs it."""
         number = self._producer.get(x, -1)
         if num_bytes(x) * _SMALL <= size:
             return int(number in before)
@@ -219,13 +219,13 @@ class GroupedProgram:
             self._drop_unused(member)
 
     def _leave(self, number: int) -> None:
-        """Takes an equation out of the program."""
+        """Remove an equation from the program."""
         self.gone.add(number)
         for x in self._inputs(number):
             self._users[x].discard(number)
 
     def _drop_unused(self, number: int) -> None:
-        """Takes one out that has lost its last user, and those that only it has used."""
+        """Remove an equation without users, and recursively those that only it has used."""
         waiting = [number]
         while waiting:
             number = waiting.pop()
@@ -239,10 +239,10 @@ class GroupedProgram:
 
 
 def _shape(eqn: core.JaxprEqn) -> tuple[int, ...] | None:
-    """That of its first result, if this is an array."""
+    """Return the shape of an equation's first result; None if it has none."""
     return getattr(eqn.outvars[0].aval, "shape", None) if eqn.outvars else None
 
 
 def num_bytes(x) -> int:
-    """Those of an array."""
+    """Return the bytes of an array."""
     return math.prod(x.aval.shape) * x.aval.dtype.itemsize

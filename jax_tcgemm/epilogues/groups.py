@@ -1,16 +1,15 @@
-"""Which elementwise equations of a program go with which product.
+"""Pattern match of epilogues: the elementwise equations to fuse into each product of a program.
 
-A `Group` is a product and equations that follow it, of elements at the same place; or two products
-of one operand, or the halves of one product, if what follows needs an element of both: a gate and
-what that gates. `find_groups` takes products from the last to the first. The equations that follow
-one and that no later one has are its own, as far as there is one place in the program for all of
-them: after everything that they need, and before everything that needs them. What they read of
-arrays of the product's shape is the cheapest cut through the elementwise equations before them:
-these move to where they are needed, or are computed again there, where less is read then. So a
-derivative f'(z), which is computed long before the product that it is multiplied by, becomes a part
-of that one's group, and z its operand.
+A `Group` is a product with elementwise equations that follow it; or gate and up, as two products of
+one operand or one stacked product, with equations that need elements of both. `find_groups` visits
+products from the last to the first. A product gets the equations that follow it and that no later
+product has, as far as one position in the program suits all of them: after all their inputs, and
+before all their readers. The arrays that an epilogue reads are a min-cut through the elementwise
+equations before it: these equations move into the epilogue, or are computed again there, where that
+reads fewer bytes. So a derivative f'(z), computed long before the product that it is multiplied by,
+becomes part of that product's epilogue, with z as its operand.
 
-Work is linear in the size of the program: what is looked at for one product is bounded.
+Work is linear in the size of the program: the equations visited for one product are bounded.
 """
 
 import heapq
@@ -30,9 +29,9 @@ from jax_tcgemm.epilogues.membership import (
 )
 from jax_tcgemm.system.jax_internals import has_plain_context
 
-# Equations that one product's group may have after the product.
+# The most equations after a product that its group may have.
 _MOST_MEMBERS = 256
-# Those after it that are looked at for reductions.
+# The most equations after a group that are searched for reductions.
 _MOST_REACHED = 24
 
 
@@ -42,13 +41,13 @@ def find_groups(
     products: Products,
     limits: Limits,
 ) -> Grouping:
-    """Groups the equations of a program.
+    """Group the equations of a program.
 
     Args:
-      equations: the program, in order.
-      results: its results, variables or literals.
-      products: which of them are products.
-      limits: of each group.
+      equations: the equations of the program, in order.
+      results: the results of the program, variables or literals.
+      products: queries about the products among the equations.
+      limits: limits of each group.
     """
     level = _Grouping(equations, results, products, limits)
     for number in reversed(range(len(equations))):
@@ -57,10 +56,10 @@ def find_groups(
 
 
 class _Grouping(GroupedProgram):
-    """A program whose products are given groups."""
+    """Program whose products get groups."""
 
     def take(self, number: int) -> None:
-        """Makes the group of a product, if it is one and there is something for it."""
+        """Make the group of an equation that is a product, if any equation can be fused into it."""
         product = self._products.product(number)
         if product is None or number in self._taken:
             return
@@ -82,7 +81,7 @@ class _Grouping(GroupedProgram):
             self.why[number] = apart or reason
 
     def _settle(self, draft: Draft) -> Reason | None:
-        """Leaves out of a draft what cannot be part of it; why, if nothing is left."""
+        """Remove members that cannot be fused from a draft; return why, if none are left."""
         last = None
         while draft.members:
             reason = self._shrink(draft)
@@ -94,7 +93,7 @@ class _Grouping(GroupedProgram):
     # --- two products -----------------------------------------------------------------------------
 
     def _gates(self, number: int, product: core.Var) -> Iterator[Draft]:
-        """Drafts of a product and one before it, or of its two halves, that something joins."""
+        """Yield drafts of gated GEMMs: a product with an earlier one, or a stacked product."""
         following = None
         for other in self._products.partners(number):
             if other not in self._taken:
@@ -115,13 +114,16 @@ class _Grouping(GroupedProgram):
             yield Draft((number,), halves.parts, members, halves)
 
     def _joining(self, pair: Sequence[core.Var], following: frozenset[int]) -> tuple[int, ...]:
-        """What follows two products, if any of it follows both; `following` the second one."""
+        """Return the equations that follow two products, if any of them follows both; else ().
+
+        `following` has the equations that follow the second product.
+        """
         if pair[0].aval != pair[1].aval or following.isdisjoint(self._following(pair[:1])):
             return ()
         return self._following(pair)
 
     def _joins(self, draft: Draft) -> bool:
-        """Whether one member at least needs both products."""
+        """Return whether at least one member needs both products."""
         needs = {x: {place} for place, x in enumerate(draft.products)}
         for number in draft.members:
             found = set().union(*(needs.get(x, set()) for x in self._inputs(number)))
@@ -133,7 +135,7 @@ class _Grouping(GroupedProgram):
     # --- what follows a product -------------------------------------------------------------------
 
     def _following(self, products: Sequence[core.Var]) -> tuple[int, ...]:
-        """Elementwise equations of products and others, in order, that no group has."""
+        """Return the elementwise equations that follow products and that no group has, in order."""
         shape, members, seen = products[0].aval.shape, [], set()
         waiting = sorted(set().union(*(self._users[x] for x in products)))
         while waiting and len(members) < _MOST_MEMBERS:
@@ -148,7 +150,7 @@ class _Grouping(GroupedProgram):
         return tuple(members)
 
     def _obstacle(self, product: core.Var) -> Reason | None:
-        """Why nothing follows a product: names the first equation that does, None if none does."""
+        """Return why a product has no epilogue, with its first reader; None if it has no reader."""
         users = sorted(self._users[product])
         if not users or users[0] == self._end:
             return None
@@ -157,10 +159,10 @@ class _Grouping(GroupedProgram):
         eqn = self._equations[users[0]]
         return Reason(eqn, rule_against(eqn, product.aval.shape))
 
-    # --- one place for all of it ------------------------------------------------------------------
+    # --- one position for all members -------------------------------------------------------------
 
     def _shrink(self, draft: Draft) -> Reason | None:
-        """Leaves out of a draft what cannot be part of it: None if nothing, else the reason."""
+        """Remove members that cannot be fused; return None if there are none, else the reason."""
         own = draft.own(self._equations)
         users = {x: self._users[x] - draft.known for x in own}
         first = min(
@@ -216,12 +218,12 @@ class _Grouping(GroupedProgram):
         return None
 
     def _is_late(self, x: core.Var, place: Place, draft: Draft) -> bool:
-        """Whether it is not known at a place, nor can a draft make it of numbers alone."""
+        """Return whether `x` is neither available at a position nor derived from constants."""
         shape = draft.products[0].aval.shape
         return self._place_of(x) >= place and not self._is_of_numbers(x, shape)
 
     def _with_following(self, numbers: Sequence[int], draft: Draft) -> set[int]:
-        """Members and those that need their results."""
+        """Return members and all members that need their results."""
         found, values = set(), set()
         for number in draft.members:
             if number in numbers or any(x in values for x in self._inputs(number)):
@@ -230,10 +232,10 @@ class _Grouping(GroupedProgram):
         return found
 
     def _put_together(self, draft: Draft, own, users) -> None:
-        """Adds what puts two values together as columns, where only reductions read these besides.
+        """Add concatenations of two values along columns, of which each part becomes a result.
 
-        And where not only loops of XLA's read both, which may put them together on their way.
-        Changes `users` to that: the two are results.
+        Otherwise only reductions may read the two values. A concatenation that only XLA loops read
+        is not added, since these loops can compute it. Updates `users`.
         """
         made = {x for n in draft.members for x in self._equations[n].outvars}
         draft.joins = []
@@ -249,14 +251,14 @@ class _Grouping(GroupedProgram):
                 users |= {x: users[x] - joining | {self._end} for x in join.parts}
 
     def _with_users(self, unit: int) -> Iterator[int]:
-        """The equation of a number, and those that read its results."""
+        """Yield an equation and those that read its results."""
         if unit < self._end and unit not in self.gone:
             yield unit
             following = set().union(*(self._users[x] for x in self._equations[unit].outvars))
             yield from (n for n in following if n < self._end and n not in self.gone)
 
     def _may_have(self, draft: Draft, join: Join) -> bool:
-        """Whether a call can have a join: of columns, or of rows if these come last."""
+        """Return whether a call can write a concatenation, along columns or along last rows."""
         shape = draft.products[0].aval.shape
         last = {dim for dim in range(join.dimension, len(shape)) if shape[dim] != 1}
         is_alone = all(len(self._users[eqn.outvars[0]]) == 1 for eqn in join.equations[:-1])
@@ -266,10 +268,10 @@ class _Grouping(GroupedProgram):
         return not all(map(self._is_fusable_user, self._users[join.equations[-1].outvars[0]]))
 
     def _reduce(self, draft: Draft, own, users) -> None:
-        """Adds reductions over whole rows or columns, and what is there for them alone.
+        """Add reductions over whole rows or columns, and the equations that only they need.
 
-        Only where no loop of XLA's reads any more of what they are of: else that may reduce it on
-        its way, as it does in a norm. Changes `users` to that.
+        A reduction is not added if an XLA loop also reads its operands: that loop can compute the
+        reduction, as in a norm. Updates `users`.
         """
         draft.reductions = draft.reduced = ()
         if not draft.reduces:
@@ -311,14 +313,14 @@ class _Grouping(GroupedProgram):
             users[x] = users[x] - taken
 
     def _is_reduction(self, eqn: core.JaxprEqn, draft: Draft) -> bool:
-        """Whether a call can have an equation's result, of an array of the product's shape."""
+        """Return whether a call can compute a reduction of an array of the product's shape."""
         if not is_reduction(eqn, draft.products[0].aval.shape):
             return False
         axes = set(eqn.params["axes"])
         return any(line and axes >= line for line in draft.lines(self._products))
 
     def _only_before(self, number: int, reached, reductions, own) -> set[int]:
-        """Of elementwise equations those that one reduction needs."""
+        """Return the elementwise equations that one reduction needs."""
         found, waiting = set(), [number]
         while waiting:
             for x in self._inputs(waiting.pop()):
@@ -330,7 +332,7 @@ class _Grouping(GroupedProgram):
         return found
 
     def _is_shared(self, numbers: set[int], taken: set[int], users) -> bool:
-        """Whether others read what only reductions should, or XLA's loops what these read."""
+        """Return whether other equations read intermediates, or XLA loops read the operands."""
         for number in numbers:
             eqn = self._equations[number]
             is_between = not eqn.primitive.name.startswith("reduce")
@@ -342,10 +344,10 @@ class _Grouping(GroupedProgram):
         return False
 
     def _repeat(self, draft: Draft, own, users) -> set[int]:
-        """Lets XLA's loops compute again what only they need, from less that is stored.
+        """Let XLA loops recompute members that only these loops read, if fewer bytes are stored.
 
-        Such as what is converted to a wider dtype, or the derivative of a gate. Sets which members
-        these are, and changes `users` to that.
+        Examples are a conversion to a wider dtype, or the derivative of a gate. Sets
+        `draft.repeated` and updates `users`.
 
         Returns:
           Members that no result needs any more.
@@ -386,12 +388,12 @@ class _Grouping(GroupedProgram):
         return left
 
     def _left_to_xla(self, draft: Draft, own, users) -> set[int]:
-        """The last members that XLA may as well compute, at no more traffic; the empty set if none.
+        """Return the last members that XLA can compute with no more memory traffic, or set().
 
-        Only equations read their results which XLA makes loops of, of which they would be a part.
-        They would read what these are computed from instead, again in each loop; the product's
-        kernel would neither read that, if it is for nothing else, nor store the results. Members
-        that the same loops read, such as those that put them side by side, are taken together, too.
+        Only XLA loops read the results of these members, and would compute the members themselves.
+        Each loop then reads the members' inputs instead of their results. The product's kernel does
+        not store the results, and does not read inputs that nothing else needs. Members that the
+        same loops read, such as the parts of a concatenation, are also tried together.
         """
         loops: dict[int, frozenset[int]] = {}
         for number in draft.members:
@@ -410,7 +412,7 @@ class _Grouping(GroupedProgram):
         return set()
 
     def _may_leave(self, last: set[int], num_loops: int, draft, own, users) -> bool:
-        """Whether members cost no more traffic in so many loops of XLA's."""
+        """Return whether members cost no more memory traffic in `num_loops` XLA loops."""
         size = num_bytes(draft.products[0])
         made = {x for n in last for x in self._equations[n].outvars}
         read = {x for n in last for x in self._inputs(n)} - made
@@ -427,7 +429,7 @@ class _Grouping(GroupedProgram):
         return left <= kept
 
     def _only_for(self, numbers: frozenset[int], draft: Draft, users) -> set[int]:
-        """Members and those that are there for them alone."""
+        """Return members and the members that only they need."""
         found = set(numbers)
         for other in reversed(draft.members):
             outs = self._equations[other].outvars
@@ -439,7 +441,7 @@ class _Grouping(GroupedProgram):
     # --- what comes before ------------------------------------------------------------------------
 
     def _set_inputs(self, draft: Draft, own) -> None:
-        """Chooses what a draft reads, and sets the members that come before."""
+        """Select the inputs of a draft, and the equations before the product that it computes."""
         following = *draft.members, *draft.reduced
         own = {*own, *(x for n in draft.reduced for x in self._equations[n].outvars)}
         wanted = [x for n in following for x in self._inputs(n) if x not in own]

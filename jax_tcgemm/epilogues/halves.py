@@ -1,26 +1,26 @@
-"""Products that are taken apart into two halves, as those of stacked weights are: gate and up."""
+"""Pattern match of stacked products that are split into gate and up."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from jax.extend import core
 
-# Elementwise equations between a product and where it is taken apart.
+# The most elementwise equations between a product and its split.
 _MOST_BETWEEN = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Halves:
-    """How a product is taken apart.
+    """Split of a stacked product into two halves.
 
     Attributes:
       product: the product.
-      dimension: that of which each half has a half.
-      is_dropped: whether halves, of extent 1 along it, lack it.
-      parts: the first half and the second.
-      members: numbers of elementwise equations of the whole product, each of the one before.
-      takers: numbers of the equations that take apart what the last of these computes.
-      is_alternating: whether the first half is every other element, from the first one on.
+      dimension: the dimension that is split.
+      is_dropped: whether the halves, of size 1 along the dimension, lack it.
+      parts: the first and the second half.
+      members: numbers of a chain of elementwise equations from the product to the split.
+      takers: numbers of the equations that split the result of the chain.
+      is_alternating: whether the halves are interleaved, with the first half at even indices.
     """
 
     product: core.Var
@@ -38,14 +38,14 @@ def find_halves(
     users: Mapping[core.Var, Collection[int]],
     can_join: Callable[[int], bool],
 ) -> Halves | None:
-    """Finds the halves of a product, where nothing else is done with all of it.
+    """Find the halves of a product that is read for its split only; None without such a split.
 
     Args:
       product: the product.
-      equations: the program.
-      users: of each variable what reads it: numbers of equations, and others.
-      can_join: whether the equation of a number is free, and a primitive that is elementwise and of
-        the product's shape.
+      equations: the equations of the program.
+      users: for each variable, the units that read it, such as numbers of equations.
+      can_join: whether the equation with a number has no group yet and is an elementwise primitive
+        of the product's shape.
     """
     x, members = product, []
     while len(users[x]) == 1 and len(members) < _MOST_BETWEEN:

@@ -1,4 +1,4 @@
-"""What an equation is to a product's group: a part of it, repeated for it, or a loop of XLA's."""
+"""Predicates of equations: which can be fused into an epilogue, and which are loops of XLA."""
 
 import functools
 import math
@@ -13,12 +13,12 @@ from jax_tcgemm.epilogues.halves import is_halving
 from jax_tcgemm.epilogues.values import ELEMENTWISE, EXPANSIONS
 from jax_tcgemm.system.jax_internals import as_jaxpr, has_plain_context
 
-# Of one element each, as they are.
+# Primitives whose result has the elements of their operand, unchanged.
 _SAME = frozenset({"copy", "copy_p", "stop_gradient", "pvary", "pcast", "name"})
 _ELEMENTWISE = frozenset(EXPRESSIONS.keys() | EXPANSIONS.keys() | _SAME) - {"threefry2x32"}
-# These put arrays side by side; XLA computes each as it is written there, and so do calls, `joins`.
+# Concatenations: XLA computes operands while writing them, and so do calls (`joins`).
 JOINING = frozenset({"concatenate", "pad", "stack"})
-# Calls that keep what they are differentiated by; calls by `jax.jit` are written out before.
+# Calls with custom derivatives, which are not inlined; calls of `jax.jit` are inlined before.
 _CALLS = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
 _REDUCED = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
 _REDUCTIONS = frozenset(
@@ -27,7 +27,7 @@ _REDUCTIONS = frozenset(
 
 
 def is_elementwise(eqn: core.JaxprEqn, shape: tuple[int, ...]) -> bool:
-    """Whether each element of its results, all of a shape, is computed from those at its place."""
+    """Return whether results of a shape depend elementwise on the operands."""
     if eqn.effects or not has_plain_context(eqn):
         return False
     if not all(_is_stored(x.aval) and x.aval.shape == shape for x in eqn.outvars):
@@ -41,7 +41,7 @@ def is_elementwise(eqn: core.JaxprEqn, shape: tuple[int, ...]) -> bool:
 
 
 def is_repeated(eqn: core.JaxprEqn, shape: tuple[int, ...]) -> bool:
-    """Whether it only repeats what is smaller in an array of a shape: kernels just read that."""
+    """Return whether an equation broadcasts an array to a shape; kernels read the array itself."""
     if eqn.primitive.name != "broadcast_in_dim" or len(eqn.invars) != 1:
         return False
     (x,), (out,) = eqn.invars, eqn.outvars
@@ -49,12 +49,12 @@ def is_repeated(eqn: core.JaxprEqn, shape: tuple[int, ...]) -> bool:
 
 
 def is_call(eqn: core.JaxprEqn) -> bool:
-    """Whether it calls a function that keeps what it is differentiated by."""
+    """Return whether an equation calls a function with a custom derivative."""
     return eqn.primitive.name in _CALLS
 
 
 def is_reduction(eqn: core.JaxprEqn, shape: tuple[int, ...]) -> bool:
-    """Whether it reduces floats of a shape as a kernel can, to which it only adds what is left."""
+    """Return whether an equation is a sum, maximum or minimum of floats of a shape."""
     if eqn.primitive.name not in _REDUCED or eqn.effects or not has_plain_context(eqn):
         return False
     (x,) = eqn.invars
@@ -63,7 +63,7 @@ def is_reduction(eqn: core.JaxprEqn, shape: tuple[int, ...]) -> bool:
 
 
 def is_fusable(eqn: core.JaxprEqn) -> bool:
-    """Whether XLA makes a loop of it, which may compute what the equation reads on its way."""
+    """Return whether XLA computes an equation in a loop, into which it can fuse the operands."""
     name = eqn.primitive.name
     if eqn.effects:
         return False
@@ -74,15 +74,15 @@ def is_fusable(eqn: core.JaxprEqn) -> bool:
 
 
 def is_call_of_elements(eqn: core.JaxprEqn) -> bool:
-    """Whether it is a call by `jax.jit` of elementwise equations, to be written out instead.
+    """Return whether an equation is a `jax.jit` call of elementwise equations, to be inlined.
 
-    These may be of the halves of what it takes, and put halves together.
+    The function may also split its operands into halves, and concatenate.
     """
     return is_written_call(eqn) and _is_of_some_elements(as_jaxpr(called(eqn)))
 
 
 def is_written_call(eqn: core.JaxprEqn) -> bool:
-    """Whether it is a call by `jax.jit` that its equations may be written for."""
+    """Return whether an equation is a `jax.jit` call that may be inlined."""
     if eqn.primitive.name not in ("jit", "pjit") or eqn.effects or closes_over_arrays(eqn):
         return False
     params = eqn.params
@@ -98,7 +98,7 @@ def is_written_call(eqn: core.JaxprEqn) -> bool:
 
 
 def rule_against(eqn: core.JaxprEqn, shape: tuple[int, ...]) -> str:
-    """What an equation that is not elementwise for a shape would have to do."""
+    """Return the rule that an equation breaks which is not elementwise for a shape."""
     if eqn.effects:
         return "have no effects to be part of a kernel"
     if eqn.primitive.name in _ELEMENTWISE and any(x.aval.shape != shape for x in eqn.outvars):
@@ -108,7 +108,7 @@ def rule_against(eqn: core.JaxprEqn, shape: tuple[int, ...]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _is_of_elements(inner, shape) -> bool:
-    """Whether a function's equations are elementwise for a shape, or make scalars."""
+    """Return whether a function's equations are elementwise for a shape, or compute scalars."""
     if getattr(inner, "consts", ()) or as_jaxpr(inner).constvars:
         return False
     return all(_is_inner(eqn, shape) for eqn in as_jaxpr(inner).eqns)
@@ -144,12 +144,12 @@ def _is_fusable(jaxpr: core.Jaxpr) -> bool:
     return all(is_fusable(eqn) or eqn.primitive.name in _MOVES for eqn in jaxpr.eqns)
 
 
-# Inside of calls only: where they stand between a product and another one, they may be its operand.
+# Fusable inside calls only: between two products, they may be an operand of the second.
 _MOVES = frozenset({"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "iota"})
 
 
 def _broadcasts(own: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether equations take one shape for another: a scalar's, or one with 1 for some extents."""
+    """Return whether a shape broadcasts to another: a scalar, or of equal rank with sizes of 1."""
     is_scalar = own == ()
     return is_scalar or (
         len(own) == len(shape) and all(x in (1, y) for x, y in zip(own, shape, strict=True))

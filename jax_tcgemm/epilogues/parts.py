@@ -1,7 +1,7 @@
-"""The same elementwise function of a part of the accumulator, as each of several devices has one.
+"""Elementwise function of a shard of the accumulator, for products sharded over devices.
 
-A jaxpr is of arrays of given shapes. Which of its dimensions are the accumulator's follows from
-what its equations do with them; those then take the extents that the accumulator's part has.
+A jaxpr has fixed shapes. Its equations determine which dimensions of each array are dimensions of
+the accumulator; these take the sizes of the accumulator's shard.
 """
 
 import functools
@@ -26,7 +26,7 @@ REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_and", 
 
 
 class Parts:
-    """What a function makes of parts of the accumulator.
+    """Function applied to shards of the accumulator.
 
     Args:
       function: of accumulators of one shape and operands, without constants.

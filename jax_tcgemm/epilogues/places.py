@@ -33,7 +33,7 @@ class Place:
 
     @property
     def dimensions(self) -> tuple[int, ...]:
-        """Those of the result that the place depends on."""
+        """Dimensions of the result on which the place depends."""
         return tuple(dim for dim, factor in enumerate(self.factors) if factor)
 
 

@@ -1,4 +1,4 @@
-"""What is known of an elementwise function once it is device code."""
+"""Device code of an elementwise function, with descriptions of its operands and results."""
 
 import dataclasses
 
@@ -60,11 +60,11 @@ class Read:
 
 @dataclasses.dataclass(frozen=True)
 class Reduction:
-    """What becomes of the numbers that a function gives for each element.
+    """Reduction of the values that a function gives for each element.
 
     Attributes:
       kind: "sum", "max" or "min".
-      dimensions: of the result, which go.
+      dimensions: dimensions of the accumulators that are reduced.
     """
 
     kind: str
@@ -120,7 +120,7 @@ class EpilogueSource:
         return f"{name} {{\n\n{self.struct}\n}}  // {name}\n"
 
     def __str__(self) -> str:
-        """What its parameters are, and the code."""
+        """Return comments on the parameters, followed by the code."""
         lines = [f"acc{i}: {dtype}" for i, dtype in enumerate(self.accumulators)]
         for i, read in enumerate(self.reads):
             along = f" along {read.dimensions}" if read.dimensions else ""

@@ -38,7 +38,7 @@ class Value:
 
 @dataclasses.dataclass(eq=False, frozen=True)
 class Accumulator(Value):
-    """The sums of product `number`."""
+    """Accumulator of product `number`."""
 
     number: int
 
@@ -52,7 +52,7 @@ class Operand(Value):
 
 @dataclasses.dataclass(eq=False, frozen=True)
 class Constant(Value):
-    """The same number everywhere."""
+    """Array whose elements are all equal to one number."""
 
     number: np.generic
 
@@ -119,7 +119,7 @@ class Reduced(Value):
 
 @dataclasses.dataclass(eq=False, frozen=True)
 class Opaque(Value):
-    """What has no elementwise code, and the rule that stops it."""
+    """Value without elementwise code, and the rule that its equation breaks."""
 
     equation: "Equation | str"
     rule: str
@@ -274,7 +274,7 @@ class Reader:
         return Apply(tuple(shape), np.dtype(dtype), *function)
 
     def _expand(self, eqn, operands) -> list[Value]:
-        """What a primitive is, in terms of others."""
+        """Return the values of a primitive, expanded into other primitives."""
         name = eqn.primitive.name
         types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
         jaxpr = jax.make_jaxpr(functools.partial(EXPANSIONS[name], **eqn.params))(*types)

@@ -1,4 +1,4 @@
-"""What is compiled, and what becomes of it."""
+"""Kernel instances to compile, and compiled kernels."""
 
 import dataclasses
 import functools
@@ -7,14 +7,14 @@ import zlib
 
 @dataclasses.dataclass(frozen=True)
 class Instance:
-    """A kernel and a target: all that its machine code depends on besides the headers.
+    """Kernel and target architecture: all that machine code depends on besides the headers.
 
     Attributes:
-      family: of the kernel, such as "wgmma"; messages name it.
-      headers: that declare the kernel and what `kernel` names, below csrc.
+      family: family of the kernel, such as "wgmma", for messages.
+      headers: headers below csrc that declare the kernel and the names in `kernel`.
       kernel: the ``__global__`` function, a C++ expression with all template arguments.
       target: the architecture, such as "sm_90a".
-      definitions: C++ text after the headers, such as that of a generated epilogue.
+      definitions: C++ text after the headers, such as a generated epilogue.
 
     Examples:
       >>> family = "tcgemm::wgmma_family"
@@ -38,7 +38,7 @@ class Instance:
 
     @property
     def source(self) -> str:
-        """The translation unit, of which `kernel` is all that is instantiated."""
+        """Translation unit, in which only `kernel` is instantiated."""
         includes = "".join(f'#include "{header}"\n' for header in self.headers)
         return f"{includes}\n{self.definitions}\n" if self.definitions else includes
 
@@ -48,12 +48,12 @@ class Instance:
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A compiled kernel.
+    """Compiled kernel.
 
     Attributes:
-      name: of the function in the cubin, where it is the only one.
-      cubin: machine code of the instance's target, as the driver loads it.
-      faults: where the compiler gave up performance, see `ptxas.find_faults`.
+      name: name of the only function in the cubin.
+      cubin: machine code for the instance's target, as the driver loads it.
+      faults: performance losses that the compiler reported, see `ptxas.find_faults`.
     """
 
     name: str
@@ -67,5 +67,5 @@ class Kernel:
 
     @functools.cached_property
     def checksum(self) -> int:
-        """That of the machine code, as programs carry it."""
+        """CRC-32 of the cubin, which programs embed with it."""
         return zlib.crc32(self.cubin)

@@ -1,10 +1,10 @@
-"""Kernels that a program carries: compiled while it is lowered, run wherever it comes to.
+"""Embedded cubins: kernels that are compiled while a program is lowered and travel in it.
 
-`carried` is an array of one element that a program has as long as it has a call that takes it. In
-the program it is the result of a custom call without operands, whose attributes are the kernel's
-machine code, and which loads it before the first execution (csrc/ffi/kernel.h). The program has
-that custom call once, in a function of its own. Calls of one block share a call of the function,
-unless JAX copies what one of them was lowered to (`primitives.lowering`).
+`carried` returns an array of one element, which keeps the kernel in the program for as long as a
+call takes the array. In the program the array is the result of a custom call without operands. Its
+attributes have the cubin, which it loads before the first execution (csrc/ffi/kernel.h). The
+program has one such custom call for each kernel, in a function of its own. Calls in one block share
+a call of that function, unless JAX copies the lowering of one of them (`primitives.lowering`).
 """
 
 import base64
@@ -29,9 +29,9 @@ kernel_p = core.Primitive("tcgemm_kernel")
 
 
 def carried(instance: Instance) -> jax.Array:
-    """What a custom call takes after its operands, of a kernel that it runs.
+    """Return the array that a custom call takes after its operands for a kernel that it runs.
 
-    The kernel is compiled meanwhile, if need be.
+    Compilation of the kernel starts in the background, if necessary.
     """
     start([instance])
     return kernel_p.bind(instance=instance)
@@ -48,18 +48,18 @@ _num_carried = 0
 
 
 def num_carried() -> int:
-    """How many times a kernel was put into a program by this process."""
+    """Return how many times this process has embedded a kernel in a program."""
     return _num_carried
 
 
 def attributes(instance: Instance) -> dict[str, int | str]:
-    """What a program says of a kernel. It is compiled for that, if need be."""
+    """Return the attributes of a kernel's custom call; compile the kernel if necessary."""
     kernel = compile_kernels([instance])[instance]
     return _told_by(instance, kernel) | {"cubin": base64.b64encode(kernel.cubin).decode()}
 
 
 def _told_by(instance: Instance, kernel: Kernel) -> dict[str, int | str]:
-    """All of it but the machine code, which is long, and which this tells apart."""
+    """Return the attributes without the cubin, which they identify."""
     return {
         "abi": modules.cuda.abi_version,
         "headers": modules.cuda.device_headers_hash,

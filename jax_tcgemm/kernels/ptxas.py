@@ -1,8 +1,8 @@
-"""What ptxas reports of a kernel: where it gave up performance.
+"""Performance losses that ptxas reports for a kernel.
 
-A kernel that spills registers, whose wgmma instructions are serialised or whose setmaxnreg is
-ignored still computes the right numbers, several times slower, so nothing else would notice. Both
-the build and the run-time compiler look for it here; this file imports nothing of the package.
+A kernel that spills registers, or whose wgmma instructions are serialized or setmaxnreg ignored,
+still computes the right results, several times slower, so that no other test would notice. Both the
+build and the run-time compiler use this file, which therefore imports nothing of the package.
 """
 
 import re
@@ -19,14 +19,14 @@ ALLOWED_SPILLS: dict[str, str] = {
 _ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
 _FUNCTION = re.compile(r"Function properties for (\S+)")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
-# C7510 and its kin (serialised wgmma), C7508 (setmaxnreg).
+# C7510 and related messages (serialized wgmma), C7508 (setmaxnreg).
 _LOSS = re.compile(
     r"Potential Performance Loss|wgmma\.mma_async instructions are serialized|setmaxnreg ignored"
 )
 
 
 def find_faults(log: str, source: str) -> list[str]:
-    """Returns one sentence for each fault that ptxas reports in `log`."""
+    """Return one sentence for each fault that ptxas reports in `log`."""
     faults = []
     target = function = "?"
     for line in log.splitlines():

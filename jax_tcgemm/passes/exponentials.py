@@ -1,8 +1,8 @@
-"""Which arrays of a program have their exponentials taken, as the logits of every loss have.
+"""Search for arrays of a program whose exponential or argmax is taken, as the logits of a loss.
 
-Whether a product is the logits of a loss takes a walk through the whole program, and most products
-of a model are none. This tells those few apart whose exponentials `loss_values` could be of, or of
-which it is asked where they are largest, from what follows each of them.
+Matching the logits of a loss takes a walk through the whole program, and most products of a model
+are no logits. This search selects the few candidates for `loss_values` from the equations that
+follow each product.
 """
 
 import collections
@@ -14,8 +14,8 @@ from jax_tcgemm.epilogues.calls import called
 from jax_tcgemm.passes.loss_heads import SHAPING, as_rows
 from jax_tcgemm.system.jax_internals import as_jaxpr
 
-# What may come between: a conversion, a bias and a cap, other dimensions of the tokens, and the
-# largest logit or another number for each of them.
+# Primitives between a product and its exponential: a conversion, a bias, a soft cap, reshaped
+# tokens, and the subtraction of the largest logit or of another number for each token.
 _BETWEEN = frozenset(
     {"add", "add_any", "sub", "mul", "div", "neg", "tanh"}
     | {"convert_element_type", "stop_gradient", "pvary", "pcast"}
@@ -26,7 +26,12 @@ _BETWEEN = frozenset(
 def exponentiated(
     equations: Sequence[core.JaxprEqn], arrays: Collection[core.Var]
 ) -> set[core.Var]:
-    """Those of some arrays of a program of which, plus numbers for each row, exp is taken."""
+    """Return the arrays whose exponential or argmax is taken, up to a number added to each row.
+
+    Args:
+      equations: the program.
+      arrays: candidates, variables of the program.
+    """
     shapes = {as_rows(x.aval.shape) for x in arrays}
     users = collections.defaultdict(list)
     repeated = set()
@@ -52,7 +57,7 @@ def exponentiated(
 
 
 def _followed(eqn: core.JaxprEqn, known, repeated, rows) -> set[core.Var] | None:
-    """What of an equation's results a known array has become; None where its exp is taken."""
+    """Return the results that derive from a known array; None if its exp or argmax is taken."""
     are_known = [not isinstance(x, core.Literal) and x in known for x in eqn.invars]
     if not any(are_known):
         return set()
@@ -73,7 +78,7 @@ def _followed(eqn: core.JaxprEqn, known, repeated, rows) -> set[core.Var] | None
         return {x for x, y in outs if not isinstance(y, core.Literal) and y in own}
     if name not in _BETWEEN or as_rows(eqn.outvars[0].aval.shape) != rows:
         return set()
-    # What is as large must be what fewer numbers are repeated as.
+    # Other operands of the logits' shape must be broadcast from smaller arrays.
     are_rows = all(
         is_known or isinstance(x, core.Literal) or as_rows(x.aval.shape) != rows or x in repeated
         for x, is_known in zip(eqn.invars, are_known, strict=True)

@@ -1,8 +1,9 @@
-"""Two products as one call: of one operand with two others, or the halves of one product.
+"""Gated GEMMs of a program: two products of one operand as one call, or one stacked product.
 
-Calls take the operand that both products share as their left one, and give results whose columns
-are of the other one. So the operands change sides where their result asks for it. Halves are told
-apart by the outermost columns, of which there are two: a reshape of the right operand, no copy.
+A call takes the operand that both products share as its left operand; the columns of its results
+belong to the right operand. Operands are exchanged where the layout of a result requires it. The
+gate and up of a stacked product are a dimension of size 2 before the columns, which reshapes the
+right operand without a copy.
 """
 
 import collections
@@ -19,14 +20,14 @@ from jax_tcgemm.epilogues.halves import Halves
 from jax_tcgemm.primitives.encodings.plain import Plain
 from jax_tcgemm.system.jax_internals import as_jaxpr, new_variable
 
-# Of the products of one operand the nearest ones that are tried.
+# The most earlier products of the same operand that are tried as a partner, nearest first.
 _MOST_PARTNERS = 3
 
 
 def products_of(
     equations: Sequence[core.JaxprEqn], can_have_epilogue: Callable[[core.JaxprEqn], bool]
 ) -> Products:
-    """The products of a program: those of the equations that can have an epilogue."""
+    """Return the products of a program that can have an epilogue, and queries about them."""
     products = {n: eqn for n, eqn in enumerate(equations) if can_have_epilogue(eqn)}
     known: dict = {}
     alike: dict = collections.defaultdict(list)
@@ -56,7 +57,7 @@ def products_of(
         if (eqn := arranged(number)) is None:
             return ()
         found = [other for other in reversed(alike[_key(eqn)]) if other < number]
-        # What one product is of may have been made from the other.
+        # A product that depends on the other one cannot be its partner.
         return [other for other in found[:_MOST_PARTNERS] if not before()[number] >> other & 1]
 
     def is_apart(number: int, halves: Halves) -> bool:
@@ -67,10 +68,10 @@ def products_of(
 
 
 def call_of(equations: Sequence[core.JaxprEqn], group: Group):
-    """The factors of a group's call and their encoding, after other equations.
+    """Return the operands of a group's call, their encoding, and equations that prepare them.
 
     Returns:
-      Equations of one equation at most; the factors; their encoding.
+      At most one equation to run first; the operands; their encoding.
     """
     eqn = equations[group.products[0]]
     if group.halves is None and len(group.products) == 1:
@@ -92,7 +93,7 @@ def _encoding(eqn: core.JaxprEqn, params: dict, **fields) -> Plain:
 
 
 def _products_before(equations: Sequence[core.JaxprEqn], products) -> dict[int, int]:
-    """Which products each one depends on, as bits of their numbers."""
+    """Return for each product the earlier products that it depends on, as a bit mask."""
     made: dict = {}
     found = {}
     for number, eqn in enumerate(equations):
@@ -109,7 +110,7 @@ def _products_before(equations: Sequence[core.JaxprEqn], products) -> dict[int, 
 
 
 def _key(eqn: core.JaxprEqn) -> tuple:
-    """What two products have in common that one call can make."""
+    """Return a key that is equal for two products that one call can compute."""
     (lhs, rhs), (out,) = eqn.invars, eqn.outvars
     rows = eqn.params["options"].invariant_rows
     params = tuple(sorted((eqn.params | {"options": rows}).items()))
@@ -120,7 +121,7 @@ def _key(eqn: core.JaxprEqn) -> tuple:
 
 
 def _ranks(eqn: core.JaxprEqn) -> tuple[int, int, int]:
-    """How many dimensions of the result are of both operands, of the left one, of the right one."""
+    """Return the numbers of batch dimensions, left free and right free dimensions of the result."""
     contract, batch = eqn.params["dimension_numbers"]
     free = [
         x.aval.ndim - len(own) - len(shared)
@@ -130,7 +131,7 @@ def _ranks(eqn: core.JaxprEqn) -> tuple[int, int, int]:
 
 
 def _dims(eqn: core.JaxprEqn) -> tuple[list[int], list[int]]:
-    """The dimensions of the result that are of the left operand and of the right one, but units."""
+    """Return the result's left free and right free dimensions, without those of size 1."""
     num_batch, num_lhs, _ = _ranks(eqn)
     (out,) = eqn.outvars
     found: tuple[list[int], list[int]] = [], []
@@ -141,9 +142,9 @@ def _dims(eqn: core.JaxprEqn) -> tuple[list[int], list[int]]:
 
 
 def by_columns(eqn: core.JaxprEqn) -> core.JaxprEqn | None:
-    """The same product with those dimensions last that are of the right operand; None if neither's.
+    """Return a product whose right free dimensions come last in the result; None if impossible.
 
-    It may be one with the operands in the other order.
+    The operands are exchanged if the left free dimensions come last.
     """
     lhs, rhs = _dims(eqn)
     if rhs and max(lhs, default=-1) < min(rhs):
@@ -152,13 +153,13 @@ def by_columns(eqn: core.JaxprEqn) -> core.JaxprEqn | None:
 
 
 def rows_and_columns(eqn: core.JaxprEqn) -> tuple[list[int], list[int]]:
-    """The dimensions of the result that are rows of a product `by_columns`, and the columns."""
+    """Return the dimensions of the result that are rows and columns of a product `by_columns`."""
     lhs, rhs = _dims(by_columns(eqn))
     return lhs, rhs
 
 
 def _exchanged(eqn: core.JaxprEqn) -> core.JaxprEqn:
-    """The same product with its operands in the other order."""
+    """Return a product with its operands exchanged, and the same result."""
     num_batch, num_lhs, num_rhs = _ranks(eqn)
 
     def moved(natural: int) -> int:
@@ -179,16 +180,16 @@ def _exchanged(eqn: core.JaxprEqn) -> core.JaxprEqn:
 
 
 def _arranged_halves(eqn: core.JaxprEqn, halves: Halves) -> tuple[core.JaxprEqn, Halves] | None:
-    """A product `by_columns` and its halves; None where neither operand's dimensions come last.
+    """Return a stacked product `by_columns` with its gate and up; None if no columns are last.
 
-    Nothing sees where a dimension was that both halves lack: one that comes before the rows, as of
-    an einsum to "cbtj" of which two are taken, is then the first of the columns.
+    A stacking dimension that is indexed away may be anywhere in the result. If it comes before the
+    rows, as in an einsum to "cbtj" with two entries of c, it is moved to the first of the columns.
     """
     found = by_columns(eqn)
     if found is not None or not halves.is_dropped:
         return None if found is None else (found, halves)
     pair, (out,) = halves.dimension, eqn.outvars
-    # Of a batch dimension there are none.
+    # A batch dimension is among neither operand's columns.
     columns = next((own for own in _dims(eqn) if pair in own), [])
     others = [dim for dim in columns if dim != pair]
     if not others or not out.aval.sharding.mesh.empty:
@@ -206,11 +207,11 @@ def _arranged_halves(eqn: core.JaxprEqn, halves: Halves) -> tuple[core.JaxprEqn,
 
 
 def _is_apart(eqn: core.JaxprEqn, halves: Halves) -> bool:
-    """Whether a call can have halves of the columns, which are one stretch of the right operand.
+    """Return whether gate and up are column blocks of the right operand that need no copy.
 
-    Either their dimension is the first of these, or the halves are two arrays, one after the other;
-    or columns alternate, each of which is a stretch of memory. Others would have to be copied.
-    Nothing may be said of how devices share them.
+    The stacking dimension must be the first of the columns, or select one of two consecutive
+    arrays; or gate and up columns are interleaved, and each column is contiguous in memory. The
+    operands must not be sharded over explicit mesh axes.
     """
     _, columns = _dims(eqn)
     dimension = halves.dimension
@@ -231,7 +232,7 @@ def _is_apart(eqn: core.JaxprEqn, halves: Halves) -> bool:
 
 
 def _alternate(eqn: core.JaxprEqn, columns) -> bool:
-    """Whether columns are one stretch of the right operand, in whose memory each is a stretch."""
+    """Return whether columns are adjacent axes of the right operand, each column contiguous."""
     is_divided = any(not x.aval.sharding.mesh.empty for x in eqn.invars)
     if is_divided or eqn.params["out_sharding"] is not None:
         return False
@@ -242,7 +243,7 @@ def _alternate(eqn: core.JaxprEqn, columns) -> bool:
 
 
 def _axis(eqn: core.JaxprEqn, dimension: int) -> int:
-    """The right operand's axis that a dimension of the result is."""
+    """Return the right operand's axis of a dimension of the result."""
     num_batch, num_lhs, _ = _ranks(eqn)
     contract, batch = eqn.params["dimension_numbers"]
     taken = {*contract[1], *batch[1]}
@@ -251,7 +252,7 @@ def _axis(eqn: core.JaxprEqn, dimension: int) -> int:
 
 
 def _with_pair(eqn: core.JaxprEqn, halves: Halves):
-    """The right operand with a dimension for the two halves, what makes it, and the parameters."""
+    """Return the right operand with a dimension for gate and up, its reshape, and parameters."""
     params, rhs = eqn.params, eqn.invars[1]
     if halves.is_dropped:
         return [], rhs, params

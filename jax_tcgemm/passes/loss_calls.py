@@ -1,4 +1,4 @@
-"""What is written into a program in the place of logits: calls, whose names say what they are."""
+"""Calls that replace the logits of a loss in a program; their names say what they compute."""
 
 import dataclasses
 
@@ -15,18 +15,18 @@ from jax_tcgemm.losses.top_k import argmax_of_logits
 from jax_tcgemm.passes.loss_values import NotALossError
 from jax_tcgemm.primitives.rules import same_varying
 
-# What is called like this in a program is one of `Calls`.
+# Prefix of the names of these calls in a program.
 NAME = "tcgemm_loss"
 
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """A product with the gradient of the logits.
+    """Product by the gradient of the logits, that is, a gradient of the features or the weights.
 
     Attributes:
-      eqn: it.
-      side: which operand the gradient is.
-      is_of_w: whether the other one is the weights; else it is the features.
+      eqn: equation of the product.
+      side: number of the operand that is the gradient.
+      is_of_w: whether the other operand is the weights; else it is the features.
     """
 
     eqn: core.JaxprEqn
@@ -34,7 +34,7 @@ class Product:
     is_of_w: bool
 
     def arranged(self, dx, dw, db, vocabulary_axis: int):
-        """It from the gradients of x, w and bias."""
+        """Return the product's result from the gradients of x, w and bias."""
         del db
         contract, batch = self.eqn.params["dimension_numbers"]
         axes, others = contract[self.side], contract[1 - self.side]
@@ -55,30 +55,30 @@ class Product:
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-    """The sums over the tokens of the gradient of the logits.
+    """Sum over the tokens of the gradient of the logits, that is, the gradient of the bias.
 
     Attributes:
-      eqn: their equation.
+      eqn: equation of the sum.
     """
 
     eqn: core.JaxprEqn
 
     def arranged(self, dx, dw, db, vocabulary_axis: int):
-        """They from the gradients of x, w and bias."""
+        """Return the sum's result from the gradients of x, w and bias."""
         del dx, dw, vocabulary_axis
         return db.astype(self.eqn.outvars[0].aval.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class Calls:
-    """Those that take the place of the logits of one loss.
+    """Calls that replace the logits of one loss.
 
     Attributes:
-      how: as of a call of `linear_cross_entropy`.
-      shape: of the logits.
-      has_bias: whether they have one.
-      products: those with their gradient, and its sums.
-      places: shapes and dtypes, in each of which it is asked for where the logits are largest.
+      how: parameters of the loss, as of a call of `linear_cross_entropy`.
+      shape: shape of the logits.
+      has_bias: whether the logits have a bias.
+      products: products by the gradient of the logits, and its sums.
+      places: shape and dtype of each argmax of the logits that the program takes.
       size: bytes of the logits.
     """
 
@@ -90,7 +90,7 @@ class Calls:
     size: int
 
     def named(self, kind: str):
-        """The call of one of the functions below, of x, w, a bias if there is one, and the rest."""
+        """Return one of the methods below as a named `jax.jit` function of x, w, (bias,) ..."""
         own = getattr(self, kind)
 
         def function(x, w, *rest):
@@ -101,27 +101,27 @@ class Calls:
         return jax.jit(function)
 
     def values(self, x, w, bias, label):
-        """The lse and the losses."""
+        """Return the log-sum-exp and the loss of each token."""
         x, label, has_label, _ = self._flat(x, label)
         losses, lse = loss_rows.token_losses(self.how, False, x, w, bias, label)
         return self._shaped(lse, losses, has_label)
 
     def values_and_gradients(self, x, w, bias, label, a, c):
-        """The same and the products, of a gradient a softmax(z) + c [v = label]."""
+        """Return `values` and `gradients` of the logits' gradient a softmax(z) + c [v = label]."""
         own, label, has_label, (a, c) = self._flat(x, label, a, c)
         c = jnp.where(has_label, c, 0)
         losses, lse, *found = loss_sums.losses_and_gradients(self.how, own, w, bias, label, a, c)
         return *self._shaped(lse, losses, has_label), *self._products(x, *found)
 
     def gradients(self, x, w, bias, label, lse, a, c):
-        """The products alone."""
+        """Return the products by the logits' gradient a softmax(z) + c [v = label]."""
         own, label, has_label, (lse, a, c) = self._flat(x, label, lse, a, c)
         gradient = loss_rows.Gradient(a, jnp.where(has_label, c, 0))
         found = loss_rows.gradients_of(self.how, own, w, bias, label, lse, gradient)
         return self._products(x, *found)
 
     def largest(self, x, w, bias):
-        """The entries of the vocabulary whose logits are the largest."""
+        """Return the argmax of each token's logits, in every shape and dtype of `places`."""
         found = argmax_of_logits(self.how, lg.rows(x), w, bias)
         return [found.reshape(shape).astype(dtype) for shape, dtype in self.places]
 
@@ -141,7 +141,7 @@ class Calls:
 
 
 def loss_note(eqn: core.JaxprEqn) -> str:
-    """What there is to say of the products in an equation of `with_losses`; "" for another one."""
+    """Return the note of `explain` on the products of a loss call; "" for other equations."""
     name = str(eqn.params.get("name", ""))
     if not name.startswith(NAME):
         return ""

@@ -1,4 +1,4 @@
-"""What elementwise primitives make of what a program computes of logits."""
+"""Rules of elementwise primitives for values that a program computes from logits."""
 
 import dataclasses
 import math
@@ -8,13 +8,13 @@ from jax_tcgemm.passes.loss_values import Full, Fulls, Row, Rows, Slope
 
 
 class Elementwise:
-    """The results of primitives, by their names, of values as `loss_values` has them."""
+    """Results of elementwise primitives on the symbolic values of `loss_values`."""
 
     def __init__(self, rows: Rows, fulls: Fulls):
         self._rows, self._fulls = rows, fulls
 
     def of_fulls(self, name: str, operands) -> Full | Slope | None:
-        """What has the shape of the logits; None where it is of another form."""
+        """Return a result with the shape of the logits; None if it has no symbolic form."""
         if any(isinstance(x, Slope) for x in operands):
             return self._of_slopes(name, operands)
         if name == "select_n":
@@ -49,10 +49,10 @@ class Elementwise:
         return None
 
     def of_rows(self, name: str, operands) -> Row | bool | None:
-        """Numbers of each token; None where they are of another form."""
+        """Return a result with one number for each token; None if it has no symbolic form."""
         rows = self._rows
         if name == "select_n":
-            # What is known to be true chooses the second one.
+            # A predicate that is known to be true selects the last operand.
             return operands[2] if operands[0] is True else None
         if any(isinstance(x, bool) for x in operands):
             return None
@@ -74,7 +74,7 @@ class Elementwise:
         if name == "stop_gradient":
             return operands[0] if operands[0].mu else None
         if name == "is_finite":
-            # Where the largest logit is not, neither is lse, which takes its place.
+            # If the largest logit is not finite, neither is lse, which replaces it.
             return True if operands[0].mu else None
         if name == "ge":
             return True if operands[0].is_positive and operands[1].number == 0 else None
@@ -86,7 +86,7 @@ class Elementwise:
 
 
 def _number_of(x) -> float | None:
-    """The number that a value is everywhere, if it is one."""
+    """Return the number to which a value is equal everywhere, or None."""
     if isinstance(x, Full) and x.is_of_rows:
         x = x.gamma
     return x.number if isinstance(x, Row) else None

@@ -1,10 +1,10 @@
-"""Heads of models: what follows a product until it is the logits that a loss is of.
+"""Pattern match of a model's head: the steps from a product to the logits of a loss.
 
     z = x w + bias
     z = soft_cap * tanh(z / soft_cap)
 
-with either of these or none, the first of whose steps may be rounded to a narrower dtype, and
-whose tokens may get other dimensions in between.
+Bias and soft cap are both optional. Results of steps may be converted to a wider dtype, and the
+dimensions of the tokens may be reshaped in between.
 """
 
 import dataclasses
@@ -20,31 +20,31 @@ from jax_tcgemm.passes.gates import by_columns
 from jax_tcgemm.passes.loss_values import NotALossError
 from jax_tcgemm.system.jax_internals import has_plain_context
 
-# What keeps numbers in their order.
+# Primitives that may change the shape and keep the row-major order of elements.
 SHAPING = frozenset({"broadcast_in_dim", "expand_dims", "reshape", "squeeze"})
-# What makes an array vary over mesh axes of a shard_map, and changes nothing.
+# Primitives that mark an array as varying over mesh axes of a shard_map and keep its values.
 VARYING = frozenset({"pcast", "pvary"})
 
 
 def as_rows(shape: tuple[int, ...]) -> tuple[int, int]:
-    """How many rows there are of the last dimension, and the extent of this."""
+    """Return a shape folded to (rows, size of the last dimension)."""
     return math.prod(shape[:-1]), math.prod(shape[-1:])
 
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """A product, and the steps from it to logits.
+    """Head of a model: a product, and the steps from it to the logits.
 
     Attributes:
       x: the features.
       w: the weights.
       vocabulary_axis: the dimension of w that is the vocabulary.
       logits: the result of the last step.
-      bias: what is added, a variable with a number for each entry of the vocabulary; or None.
-      soft_cap: what the magnitude of logits stays below; or None.
-      tanh: the hyperbolic tangent of the cap; or None.
-      steps: those that are there, each with the dtype of its result.
-      made: the results of these, converted and reshaped ones among them.
+      bias: the bias, a variable with a number for each entry of the vocabulary; or None.
+      soft_cap: the upper bound of the logits' magnitude; or None.
+      tanh: the result of the soft cap's tanh; or None.
+      steps: the steps that are present, each with the dtype of its result.
+      made: the results of all steps and of conversions and reshapes between them.
     """
 
     x: core.Var
@@ -58,12 +58,12 @@ class Head:
     made: frozenset[core.Var]
 
     def last_of(self, dtype) -> Step:
-        """The last step whose result is of a dtype; there is one."""
+        """Return the last step whose result has a dtype; at least one must have it."""
         return max(step for step, own in self.steps if own == dtype)
 
 
 def head_of(equations: Sequence[core.JaxprEqn], results: Sequence, product: core.Var) -> Head:
-    """The head whose product a variable is.
+    """Return the head that begins with a product.
 
     Raises:
       NotALossError: where the product is not one of features and a matrix.
@@ -94,9 +94,11 @@ class _Steps:
         return Head(x, w, axis, logits, bias, soft_cap, tanh, steps, made)
 
     def _next(self, x: core.Var, name: str) -> tuple[list[core.Var], core.JaxprEqn | None]:
-        """What a variable is converted to, or reshaped, and what reads it then.
+        """Follow conversions and reshapes of a variable to the equation `name` that reads it.
 
-        None where anything else reads it, too, or it is read by another primitive.
+        Returns:
+          The converted and reshaped variables; and the equation, or None where the last variable
+          has several readers or is read by another primitive.
         """
         converted: list[core.Var] = []
         while True:
@@ -135,7 +137,7 @@ class _Steps:
             if tanh is None:
                 continue
             by, (t,) = (number if name == "div" else 1 / number), tanh.outvars
-            # Derivatives read the tanh, too, but multiply it by no number.
+            # Derivatives also read the tanh, but do not multiply it by a constant.
             products = (eqn for eqn in self._users.get(t, []) if eqn and eqn.primitive is mul_p)
             for eqn in products:
                 soft_cap = self._number(eqn) or 0.0
@@ -147,7 +149,7 @@ class _Steps:
         return None
 
     def _number(self, eqn: core.JaxprEqn) -> float | None:
-        """The number that something is multiplied or divided by; None if none is known."""
+        """Return the constant by which an equation multiplies or divides; None if not constant."""
         found = [self._literal(x) for x in eqn.invars]
         if eqn.primitive.name == "mul" and found[1] is None:
             found = found[::-1]
@@ -155,7 +157,7 @@ class _Steps:
 
     def _literal(self, x) -> float | None:
         dtype = x.aval.dtype
-        # In a shard_map numbers are made to vary, and converted after that.
+        # In a shard_map, constants are marked as varying and then converted.
         while not isinstance(x, core.Literal) and (made := self._made_by.get(x)) is not None:
             if x.aval.shape or made.primitive.name not in (*VARYING, "convert_element_type"):
                 return None
@@ -169,7 +171,7 @@ class _Steps:
         self._made += [*converted, out]
 
     def _vector(self, x: core.Var) -> core.Var | None:
-        """What has a number for each entry of the vocabulary and is repeated for each token."""
+        """Return the vector over the vocabulary that is broadcast to `x`, or None."""
         size, found = self._rows[-1], None
         if x.aval.shape[-1:] != (size,):
             return None
@@ -187,7 +189,7 @@ class _Steps:
             x = before
 
     def _repeats_rows(self, eqn: core.JaxprEqn) -> bool:
-        """Whether the last dimension of what an equation repeats stays the last one."""
+        """Return whether an equation broadcasts a vector along its result's last dimension."""
         if eqn.primitive.name in VARYING:
             return True
         if eqn.primitive.name != "broadcast_in_dim":
@@ -199,7 +201,7 @@ class _Steps:
 
 
 def _factors(eqn: core.JaxprEqn):
-    """x, w and the dimension of w that is the vocabulary, of a product that is a head's."""
+    """Return x, w and the vocabulary dimension of w, for the product of a head."""
     found = by_columns(eqn)
     if found is not None:
         x, w = found.invars

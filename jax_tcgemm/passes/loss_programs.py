@@ -279,7 +279,7 @@ class _Loss:
     # --- what equations make ----------------------------------------------------------------------
 
     def _made(self, eqn: core.JaxprEqn) -> Full | Row | Slope | bool | None:
-        """What the result of an equation is of logits; None where it is something else."""
+        """Return an equation's result as a symbolic value of logits; None without one."""
         (out,), name = eqn.outvars, eqn.primitive.name
         is_full = self._is_full(out.aval.shape)
         if out.aval.shape == () and name in (*VARYING, "convert_element_type"):

@@ -1,16 +1,16 @@
-"""What a program computes of logits, as terms: how a loss is recognised, whatever it is written in.
+"""Symbolic values that a program computes from logits, by which a loss is recognized in any form.
 
-Of logits z, their lse = log(sum(exp(z))), p = exp(z - lse), and a label for each token, everything
-that a loss and its gradients need has one of these forms, by their numbers for each token:
+Let z be logits with lse = log(sum(exp(z))), p = exp(z - lse), and a label for each token. Every
+value that a loss and its gradients need has one of these forms:
 
-    a `Row`    scale * var * exp(lam * lse + mu * m), or lam * lse + mu * m - loss + var + ...
+    a `Row`    a number for each token: const * var * exp(lam * lse + mu * m), or
+               lam * lse + mu * m + losses * loss + const + var
     a `Full`   zeta * z + (alpha * p + beta * [v = label]) * slope + gamma
-    a `Slope`  a polynomial of the tanh of a soft cap on z, by which the gradient of its product has
-               a factor
+    a `Slope`  a polynomial of the tanh of a soft cap on z: the factor of the soft cap's derivative
 
-where m is the largest logit, which a program subtracts before exponentials, and loss = lse -
-z[label]. Only rows without m are computed. So m is never needed, and that what is computed does not
-depend on it has been shown and not assumed.
+Here m is the largest logit, which a program subtracts before taking exponentials, and loss = lse -
+z[label]. Only rows with mu = 0 are computed. This proves that the results do not depend on m, so
+that m is never needed.
 """
 
 import dataclasses
@@ -23,21 +23,21 @@ from jax.extend import core
 
 
 class NotALossError(Exception):
-    """Says what about a program is none, for people."""
+    """Error for a program that is not a loss; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A sum or a product of numbers for each token.
+    """Sum or product with one number for each token.
 
-    A sum is lam * lse + mu * m + losses * loss + const + var, a product const * var * exp(lam * lse
-    + mu * m).
+    A sum is lam * lse + mu * m + losses * loss + const + var. A product is const * var * exp(lam *
+    lse + mu * m).
 
     Attributes:
-      is_product: which one it is.
+      is_product: whether the row is a product; else it is a sum.
       lam: factor of lse.
       mu: factor of the largest logit.
-      losses: factor of the losses, of sums.
+      losses: factor of the losses; sums only.
       const: a number.
       var: a variable of the shape of the labels; None is 0 or 1.
     """
@@ -51,27 +51,27 @@ class Row:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has nothing of logits."""
+        """Whether the row does not depend on logits."""
         return self.lam == self.mu == self.losses == 0
 
     @property
     def number(self) -> float | None:
-        """Its value where that is a number that is known."""
+        """Value of a constant row, or None."""
         return self.const if self.is_plain and self.var is None else None
 
     @property
     def is_positive(self) -> bool:
-        """Whether it is above 0 for all logits."""
+        """Whether the row is known to be above 0 for all logits."""
         return self.is_product and self.var is None and self.const > 0
 
 
 def number(value: float) -> Row:
-    """The same number for each token."""
+    """Return a row that is one number for every token."""
     return Row(const=float(value))
 
 
 def variable(var: core.Var) -> Row:
-    """A variable of the shape of the labels."""
+    """Return a row that is a variable with the shape of the labels."""
     return Row(var=var)
 
 
@@ -92,7 +92,7 @@ class Rows:
         self._emit, self._lse_and_losses = emit, lse_and_losses
 
     def add(self, a: Row, b: Row, sign: int = 1) -> Row:
-        """The sum of rows, or their difference."""
+        """Return the sum of two rows, or with sign -1 the difference."""
         if b.number == 0:
             return a
         if a.number == 0:
@@ -115,7 +115,7 @@ class Rows:
         )
 
     def scale(self, a: Row, factor: float) -> Row:
-        """A row times a number."""
+        """Return a row times a number."""
         if a.is_product:
             return dataclasses.replace(a, const=a.const * factor)
         var = a.var
@@ -125,7 +125,7 @@ class Rows:
         return Row(False, *terms, var)
 
     def multiply(self, a: Row, b: Row) -> Row:
-        """The product of rows."""
+        """Return the product of two rows."""
         for x, y in ((a, b), (b, a)):
             if y.number is not None:
                 return number(0) if y.number == 0 else self.scale(x, y.number)
@@ -136,7 +136,7 @@ class Rows:
         return Row(True, a.lam + b.lam, a.mu + b.mu, 0.0, a.const * b.const, var)
 
     def invert(self, a: Row) -> Row:
-        """One by a row."""
+        """Return the reciprocal of a row."""
         if a.number is not None:
             if a.number == 0:
                 raise NotALossError("nothing may be divided by zero")
@@ -146,20 +146,20 @@ class Rows:
         return Row(True, -a.lam, -a.mu, 0.0, 1 / a.const, var)
 
     def log(self, a: Row) -> Row | None:
-        """The logarithm of a row that is above 0; None of others."""
+        """Return the logarithm of a row that is known to be above 0; None for other rows."""
         if a.number is not None and a.number > 0:
             return number(math.log(a.number))
         return Row(False, a.lam, a.mu, 0.0, math.log(a.const)) if a.is_positive else None
 
     def exp(self, a: Row) -> Row:
-        """The exponential of a row."""
+        """Return the exponential of a row."""
         a = self._sum(a)
         if a.losses == 0 and a.var is None:
             return Row(True, a.lam, a.mu, 0.0, math.exp(a.const))
         return Row(True, const=1.0, var=self._emit(jnp.exp, self.value(a)))
 
     def product(self, a: Row) -> Row:
-        """A row as a product."""
+        """Return a row in the form of a product."""
         if a.is_product:
             return a
         if a.number is not None:
@@ -169,7 +169,11 @@ class Rows:
         return Row(True, const=1.0, var=self.value(a))
 
     def value(self, a: Row) -> core.Var:
-        """The variable of a row; what needs the largest logits is no loss."""
+        """Return the variable with a row's values.
+
+        Raises:
+          NotALossError: where the row depends on the largest logits.
+        """
         if a.mu != 0:
             raise NotALossError("the largest logits must cancel in all that is read of them")
         if a.var is not None and a.is_plain and a.const == (1 if a.is_product else 0):
@@ -204,28 +208,28 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Slope:
-    """A polynomial of t = tanh(z / soft_cap), of the shape of the logits.
+    """Polynomial of t = tanh(z / soft_cap), with the shape of the logits.
 
     Attributes:
-      powers: its coefficients, that of 1 first.
+      powers: coefficients of 1, t, t**2, ...
     """
 
     powers: tuple[float, ...] = (1.0,)
 
     @property
     def as_derivative(self) -> float | None:
-        """The number by which it is 1 - t**2, the derivative of the cap; None if it is not that."""
+        """The c of a polynomial c * (1 - t**2), the soft cap's derivative; None for others."""
         first, second, third, *rest = (*self.powers, 0.0, 0.0, 0.0)
         is_even = second == 0 and not any(rest)
         return first if is_even and math.isclose(first, -third, rel_tol=1e-6) else None
 
     def plus(self, other: "Slope", sign: int = 1) -> "Slope":
-        """The sum, or the difference."""
+        """Return the sum, or with sign -1 the difference."""
         pairs = itertools.zip_longest(self.powers, other.powers, fillvalue=0.0)
         return Slope(tuple(a + sign * b for a, b in pairs))
 
     def times(self, other: "Slope") -> "Slope":
-        """The product."""
+        """Return the product."""
         found = [0.0] * (len(self.powers) + len(other.powers) - 1)
         for i, a in enumerate(self.powers):
             for j, b in enumerate(other.powers):
@@ -238,7 +242,7 @@ TANH = Slope((0.0, 1.0))
 
 
 def of_slopes(name: str, operands: Sequence[Slope]) -> Slope | None:
-    """What a primitive makes of slopes; None where that is none."""
+    """Apply a primitive to slopes; return None where the result is not a slope."""
     first, *rest = operands
     if name in ("add", "add_any", "sub"):
         return first.plus(*rest, -1 if name == "sub" else 1)
@@ -253,14 +257,14 @@ def of_slopes(name: str, operands: Sequence[Slope]) -> Slope | None:
 
 @dataclasses.dataclass(frozen=True)
 class Full:
-    """zeta * z + (alpha * p + beta * [v = label]) * slope + gamma, of the shape of the logits.
+    """Value zeta * z + (alpha * p + beta * [v = label]) * slope + gamma, shaped like the logits.
 
     Attributes:
-      zeta: a number.
-      alpha: a row.
-      beta: a row.
-      gamma: a row.
-      slope: a factor of what a gradient of logits is made of.
+      zeta: a number, the factor of the logits.
+      alpha: a row, the factor of the softmax p.
+      beta: a row, the factor of the one-hot label.
+      gamma: a row that is added.
+      slope: a polynomial, the factor of the gradient terms.
     """
 
     zeta: float = 0.0
@@ -271,23 +275,23 @@ class Full:
 
     @property
     def is_of_labels(self) -> bool:
-        """Whether it is 0 but at the labels."""
+        """Whether the value is 0 except at the labels."""
         is_plain = self.slope == NO_SLOPE
         return is_plain and self.zeta == 0 and self.alpha.number == self.gamma.number == 0
 
     @property
     def is_of_rows(self) -> bool:
-        """Whether it only repeats a row."""
+        """Whether the value is a broadcast row."""
         return self.zeta == 0 and self.alpha.number == self.beta.number == 0
 
     @property
     def is_logits(self) -> bool:
-        """Whether it is the logits and a row."""
+        """Whether the value is the logits plus a row."""
         return self.zeta == 1 and self.alpha.number == self.beta.number == 0
 
     @property
     def is_gradient(self) -> bool:
-        """Whether it is of the form that gradients of logits have."""
+        """Whether the value has the form of a gradient of the logits."""
         return self.zeta == 0 and self.gamma.number == 0
 
 
@@ -295,15 +299,15 @@ LOGITS = Full(zeta=1.0)
 
 
 class Fulls:
-    """Arithmetic of what has the shape of the logits; None where a result is of another form."""
+    """Arithmetic of `Full` values; operations return None where the result has another form."""
 
     def __init__(self, rows: Rows):
         self._rows = rows
 
     def add(self, a: Full, b: Full, sign: int = 1) -> Full | None:
-        """The sum, or the difference."""
+        """Return the sum, or with sign -1 the difference."""
         if a.slope != b.slope:
-            # Of the same gradient, or only one of them has a part with a slope.
+            # Either both have the same gradient terms, or only one has gradient terms.
             if a.is_gradient and b.is_gradient and (a.alpha, a.beta) == (b.alpha, b.beta):
                 return dataclasses.replace(a, slope=a.slope.plus(b.slope, sign))
             if not a.is_of_rows and not b.is_of_rows:
@@ -313,7 +317,7 @@ class Fulls:
         return Full(a.zeta + sign * b.zeta, **found, slope=(b if a.is_of_rows else a).slope)
 
     def scale(self, a: Full, row: Row) -> Full | None:
-        """Its product with a row."""
+        """Return the product with a row."""
         if a.zeta and row.number is None:
             return None
         zeta = a.zeta * row.number if a.zeta else 0.0
@@ -321,7 +325,7 @@ class Fulls:
         return Full(zeta, *rows, a.slope)
 
     def multiply(self, a: Full, b: Full) -> Full | None:
-        """The product."""
+        """Return the product of two values."""
         for x, y in ((a, b), (b, a)):
             if x.is_of_rows:
                 return self.scale(y, x.gamma)
@@ -330,13 +334,13 @@ class Fulls:
         return None
 
     def exp(self, a: Full) -> Full | None:
-        """The exponential."""
+        """Return the exponential."""
         if not a.is_logits:
             return None
         return Full(alpha=self._rows.exp(self._rows.add(LSE, a.gamma)))
 
     def at_labels(self, a: Full) -> Row:
-        """What it has at the labels."""
+        """Return the row of the value's elements at the labels."""
         rows = self._rows
         found = rows.add(a.beta, a.gamma)
         if a.zeta:
@@ -347,9 +351,9 @@ class Fulls:
         return found
 
     def sum(self, a: Full, size: int, where_labelled: Callable[[Row], Row]) -> Row | None:
-        """The sums over the vocabulary, of so many entries.
+        """Return the row of sums over a vocabulary of `size` entries.
 
-        `where_labelled` makes a row 0 where a label is none of them.
+        `where_labelled` sets a row to 0 where a label is outside the vocabulary.
         """
         if a.zeta or a.slope != NO_SLOPE:
             return None

@@ -1,4 +1,4 @@
-"""Programs as equations and results: calls written out, what is unused, and their order."""
+"""Operations on a jaxpr's equations: inlining calls, removing unused ones, and sorting."""
 
 import collections
 import heapq
@@ -15,7 +15,7 @@ IsMeant = Callable[[core.JaxprEqn], bool]
 
 
 def written_out(equations, results, is_meant: IsMeant) -> tuple[list[core.JaxprEqn], list]:
-    """Equations with those of functions in the place of calls that are meant, and the results."""
+    """Inline the calls for which `is_meant`; return the equations and the results."""
     known: dict = {}
     written: list[core.JaxprEqn] = []
     for eqn in equations:
@@ -28,12 +28,12 @@ def written_out(equations, results, is_meant: IsMeant) -> tuple[list[core.JaxprE
 
 
 def found_as(atom, known):
-    """What a variable is known as; itself if it is not."""
+    """Return the replacement of a variable in `known`; the variable itself without one."""
     return atom if isinstance(atom, core.Literal) else known.get(atom, atom)
 
 
 def renamed(eqn: core.JaxprEqn, known) -> core.JaxprEqn:
-    """An equation of what its variables are known as."""
+    """Return an equation with the replacements of its inputs in `known`."""
     for x in eqn.invars if known else ():
         if found_as(x, known) is not x:
             return eqn.replace(invars=[found_as(x, known) for x in eqn.invars])
@@ -43,7 +43,7 @@ def renamed(eqn: core.JaxprEqn, known) -> core.JaxprEqn:
 def write(
     jaxpr: core.Jaxpr, operands, results, known: dict, written: list, is_meant: IsMeant
 ) -> None:
-    """Writes a function's equations with variables of their own; `known` gets its results."""
+    """Append a function's equations to `written` with new variables; add results to `known`."""
     own = dict(zip(jaxpr.invars, operands, strict=True))
     for inner in jaxpr.eqns:
         inner = inner.replace(invars=[found_as(x, own) for x in inner.invars])
@@ -60,7 +60,7 @@ def write(
 
 
 def without_unused(equations: Sequence[core.JaxprEqn], results) -> list[core.JaxprEqn]:
-    """The equations that the results or effects need."""
+    """Return the equations that the results or effects need."""
     used = {x for x in results if not isinstance(x, core.Literal)}
     kept = []
     for eqn in reversed(equations):
@@ -71,16 +71,16 @@ def without_unused(equations: Sequence[core.JaxprEqn], results) -> list[core.Jax
 
 
 def in_order(equations: Sequence[core.JaxprEqn]) -> list[core.JaxprEqn]:
-    """The equations with each after what it needs, else as they are, those with effects above all.
+    """Sort equations topologically; keep the given order where possible, always for effects.
 
     Raises:
-      ValueError: where there is no such order.
+      ValueError: where equations depend on each other in a cycle.
     """
     made_by = {x: number for number, eqn in enumerate(equations) for x in eqn.outvars}
-    before = None  # the one with effects before
+    before = None  # number of the previous equation with ordered effects
     placed = [False] * len(equations)
-    missing: dict[int, int] = {}  # of those that wait, how many they wait for
-    waiting: dict[int, list[int]] = collections.defaultdict(list)  # for each one
+    missing: dict[int, int] = {}  # number of unplaced dependencies of each waiting equation
+    waiting: dict[int, list[int]] = collections.defaultdict(list)  # equations waiting for each one
     found = []
     for number, eqn in enumerate(equations):
         needs = [made_by[x] for x in eqn.invars if not isinstance(x, core.Literal) and x in made_by]
@@ -108,20 +108,20 @@ def in_order(equations: Sequence[core.JaxprEqn]) -> list[core.JaxprEqn]:
 
 
 def is_manual(mesh: AbstractMesh) -> bool:
-    """Whether all axes of a mesh are those of a shard_map, or it has none."""
+    """Return whether all axes of a mesh are manual, as in a shard_map, or it has no axes."""
     return all(kind == AxisType.Manual for kind in mesh.axis_types or ())
 
 
 def traced(
     function: Callable, types: Sequence, mesh: AbstractMesh, *, varies: bool
 ) -> core.ClosedJaxpr:
-    """The program of a function of types.
+    """Trace a function to a jaxpr.
 
     Args:
-      function: of arrays.
-      types: of these.
-      mesh: that of the types: of a shard_map's if it has axes, all of which are manual.
-      varies: whether types say over which axes they vary.
+      function: function of arrays.
+      types: types of the arrays.
+      mesh: mesh of the types; if it has axes, all are manual axes of a shard_map.
+      varies: whether the types say over which axes they vary.
     """
     if not mesh.axis_names or mesh == jax.sharding.get_abstract_mesh():
         return jax.make_jaxpr(function)(*types)

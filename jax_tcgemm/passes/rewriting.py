@@ -177,11 +177,11 @@ class Rewriter:
 
 
 def notes(equations: Sequence[core.JaxprEqn], results) -> dict[int, str]:
-    """What there is to say of the products of a rewritten program, by their numbers.
+    """Return the notes of `explain` on the products of a rewritten program, by their numbers.
 
-    Of one without an epilogue it is why there is none: the equation that follows and that cannot be
-    part of one. Of one with an epilogue it is how many roundings this leaves out. Of logits it is
-    why they are not those of a loss without them, and of a loss without logits that it is one.
+    A note says why a product has no epilogue, with the equation that follows and cannot be fused;
+    how many roundings an epilogue leaves out; why logits are stored for a loss; or that an equation
+    computes a loss without storing its logits.
     """
     losses = {number: note for number, eqn in enumerate(equations) if (note := loss_note(eqn))}
     options = {number: own for number, eqn in enumerate(equations) if (own := options_of(eqn))}

@@ -1,9 +1,9 @@
-"""Symmetric matrices of a program, products of which are computed by half.
+"""Rewrite pass for products with a symmetric result, of which kernels compute half.
 
-An array by its own transpose is symmetric, and so is what follows from symmetric matrices element
-by element. Polynomials of one symmetric matrix commute, so that their products are symmetric, too.
-Such a product is the same by the transpose of its right operand, as which it is written here:
-kernels compute half of results by their layout (device/dense.py).
+A product of an array by its own transpose is symmetric, and so are elementwise results of symmetric
+matrices. Polynomials of one symmetric matrix commute, so that their products are also symmetric.
+Such a product is rewritten with the transpose of its right operand, which has the same value:
+kernels recognize a symmetric result by this layout (device/dense.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,11 +23,11 @@ Pair = frozenset[int]
 
 
 class Symmetric(NamedTuple):
-    """What is known of a variable.
+    """Symmetry of a variable.
 
     Attributes:
-      pair: the dimensions in which it is symmetric.
-      base: the variable that it is a polynomial of, for all other dimensions.
+      pair: the two dimensions that can be exchanged.
+      base: the variable of which the matrices are polynomials.
     """
 
     pair: Pair
@@ -47,7 +47,7 @@ def with_grams(equations: Sequence[core.JaxprEqn]) -> list[core.JaxprEqn]:
 
 
 def symmetric_variables(equations: Sequence[core.JaxprEqn]) -> Mapping[core.Var, Symmetric]:
-    """Return what is known of the variables that are symmetric."""
+    """Return the symmetric variables of a program, with their symmetry."""
     program = _Program()
     for eqn in equations:
         program.add(eqn)
@@ -60,10 +60,10 @@ def keeps_symmetry(
     product: core.Var,
     known: Mapping[core.Var, Symmetric],
 ) -> bool:
-    """Whether an elementwise function of a product and of inputs makes symmetric matrices.
+    """Return whether an elementwise function of a product and of inputs has symmetric results.
 
-    The product and inputs must be symmetric, or the same for a whole matrix, and the function may
-    not tell one element from another.
+    The product must be symmetric, each input symmetric or constant over a matrix, and the function
+    must not use the indices of elements.
     """
     if product not in known or _uses_indices(function):
         return False
@@ -88,7 +88,7 @@ def _uses_indices(x) -> bool:
 
 
 class _Program:
-    """Equations so far, and what is known of their results."""
+    """Program under analysis: the symmetry of the results of the equations added so far."""
 
     def __init__(self):
         self.known: dict[core.Var, Symmetric] = {}
@@ -96,7 +96,7 @@ class _Program:
         self._constant: dict[core.Var, Pair] = {}
 
     def add(self, eqn: core.JaxprEqn) -> core.JaxprEqn:
-        """Add an equation, and return it or the one that computes the same by half."""
+        """Add an equation; return it, or its replacement of which kernels compute half."""
         if eqn.primitive is plain.dot_general_p:
             eqn = self._add_product(eqn)
         elif is_transposition(eqn):
@@ -114,7 +114,7 @@ class _Program:
     def _add_elementwise(self, eqn: core.JaxprEqn) -> None:
         found = [self._of(x) for x in eqn.invars]
         pairs = {x.pair for x in found if x is not None}
-        # Most programs have no symmetric matrices: what takes longer to find out comes last.
+        # Most programs have no symmetric matrices, so that the slower checks come last.
         if len(pairs) != 1 or not is_elementwise(eqn, eqn.outvars[0].aval.shape):
             return
         (pair,) = pairs
@@ -149,21 +149,24 @@ class _Program:
 
 
 def _base_of(eqn: core.JaxprEqn, found: Sequence[Symmetric | None]) -> core.Var | None:
-    """Return what the results are a polynomial of, if they are one; `found` of each operand."""
+    """Return the base of which an equation's results are polynomials, or None.
+
+    `found` has the symmetry of each operand, or None.
+    """
     bases, out = {x.base for x in found if x is not None}, eqn.outvars[0].aval.dtype
-    # What is rounded to integers or to a narrower dtype does not commute with the matrix.
+    # Results rounded to integers or to a narrower dtype do not commute with the matrix.
     is_rounded = any(jnp.promote_types(x.aval.dtype, out) != out for x in eqn.invars)
     if len(bases) != 1 or is_rounded or not jnp.issubdtype(out, np.inexact):
         return None
     name, number = eqn.primitive.name, sum(x is not None for x in found)
-    # A number added to a matrix is in every element, which is no polynomial.
+    # A scalar added to every element of a matrix is not a polynomial of the matrix.
     is_sum = name in _SUMS and number == len(found)
     is_multiple = name in _MULTIPLES and number == 1 and (name == "mul" or found[0] is not None)
     return bases.pop() if is_sum or is_multiple else None
 
 
 def _rows_and_columns(eqn: core.JaxprEqn) -> Pair | None:
-    """Return the dimensions of a product that are of one of its operands, if each has one."""
+    """Return the row and the column dimension of a product; None if there are several of either."""
     contract, batch = eqn.params["dimension_numbers"]
     num_batch = len(batch[0])
     if eqn.invars[0].aval.ndim != num_batch + len(contract[0]) + 1:

@@ -1,10 +1,10 @@
-"""Gates whose weights are rows of what they give, turned around: the weights become its columns.
+"""Rewrite pass that transposes gated products, so that the weights' dimension is last.
 
-`jax.vmap` of a layer that multiplies its weights by a vector has the weights' dimension first in
-the product, and the vectors' after it, as Equinox's layers without biases do. One call of two
-products, or of halves, has the weights as columns. Arrays are turned around together with all that
-is computed of them element by element, where that needs no array to be moved: between products,
-whose operands and results may lie either way round.
+`jax.vmap` of a layer that multiplies its weights by a vector puts the weights' dimension before the
+vectors' in the product, as in Equinox's layers without biases. A gated GEMM needs the weights as
+columns. The pass transposes a product together with all arrays that elementwise equations connect
+with it, but only where no data moves: every chain must end at products, whose operands and results
+may have any layout.
 """
 
 import collections
@@ -19,16 +19,19 @@ from jax_tcgemm.passes.transpositions import reading
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.system.jax_internals import has_plain_context, new_variable
 
-# Variables that are turned around together.
+# The most variables that are transposed together.
 _MOST_TOGETHER = 256
 _REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
 
 
 def turned(equations: Sequence[core.JaxprEqn], results) -> list[core.JaxprEqn]:
-    """The equations of a program, in which products are ours, with such gates turned around."""
+    """Return the equations of a program with such gated products transposed.
+
+    Products must already be `dot_general_p` of this package.
+    """
     equations = list(equations)
     alike = collections.defaultdict(list)
-    cut = set()  # shapes of what is taken apart
+    cut = set()  # shapes of arrays that are sliced or split
     for number, eqn in enumerate(equations):
         if eqn.primitive.name in ("slice", "split"):
             cut.add(eqn.invars[0].aval.shape)
@@ -58,7 +61,7 @@ def turned(equations: Sequence[core.JaxprEqn], results) -> list[core.JaxprEqn]:
 
 
 def _is_free(eqn: core.JaxprEqn) -> bool:
-    """Whether operands and results of a product may lie in any order."""
+    """Return whether operands and result of a product may be transposed freely."""
     return (
         eqn.primitive is plain.dot_general_p
         and has_plain_context(eqn)
@@ -68,7 +71,7 @@ def _is_free(eqn: core.JaxprEqn) -> bool:
 
 
 class _Program:
-    """A program, and what of it can be turned around."""
+    """Program under analysis, with queries about which variables can be transposed."""
 
     def __init__(self, equations: Sequence[core.JaxprEqn], results):
         self.equations = equations
@@ -80,7 +83,7 @@ class _Program:
         self.results = {x for x in results if not isinstance(x, core.Literal)}
 
     def has_halves(self, product: core.Var, rows: Sequence[int]) -> bool:
-        """Whether a product is taken apart into the halves of its rows."""
+        """Return whether a product is split into gate and up along its rows."""
 
         def can_join(number: int) -> bool:
             eqn = self.equations[number]
@@ -90,7 +93,7 @@ class _Program:
         return halves is not None and not halves.is_dropped and halves.dimension in rows
 
     def together(self, product: core.Var, order: Sequence[int]) -> set[core.Var] | None:
-        """What has to be turned around with a product; None where an array would be moved."""
+        """Return the variables to transpose together with a product; None if data would move."""
         found, waiting = {product}, [product]
         while waiting:
             x = waiting.pop()
@@ -106,7 +109,7 @@ class _Program:
 
 
 def _turned_with(eqn: core.JaxprEqn, x: core.Var, order: Sequence[int]) -> set[core.Var] | None:
-    """What an equation wants turned around if one of its variables is; None if that may not be."""
+    """Return the variables of an equation to transpose with `x`; None if that is impossible."""
     name, variables = eqn.primitive.name, (*eqn.invars, *eqn.outvars)
     if _is_free(eqn):
         return set()
@@ -126,11 +129,11 @@ def _turned_with(eqn: core.JaxprEqn, x: core.Var, order: Sequence[int]) -> set[c
     return set(arrays) if are_alike and is_undivided and has_one_shape else None
 
 
-# --- equations that are turned around -------------------------------------------------------------
+# --- transposed equations -------------------------------------------------------------------------
 
 
 def _turn(equations: list, program: _Program, together: set[core.Var], order) -> None:
-    """Replaces the equations of variables by those of what these are, turned around."""
+    """Replace the equations of variables by equations of the transposed variables."""
     inverse = [order.index(dim) for dim in range(len(order))]
     new = {x: new_variable(x, _moved(x.aval, order)) for x in together}
     for number in {n for x in together for n in (program.made_by[x], *program.users[x])}:
@@ -157,7 +160,7 @@ def _moved(aval, order):
 
 
 def _each(*names: str) -> Callable:
-    """The change of parameters that have a number for each dimension, or None."""
+    """Return the change of parameters that are None or have a value for each dimension."""
 
     def change(eqn, order, inverse):
         del inverse
@@ -171,7 +174,7 @@ def _each(*names: str) -> Callable:
 
 
 def _axis(name: str) -> Callable:
-    """The change of a parameter that is a dimension."""
+    """Return the change of a parameter that is a dimension."""
     return lambda eqn, order, inverse: {name: inverse[eqn.params[name]]}
 
 
@@ -180,7 +183,7 @@ def _axes(eqn, order, inverse) -> dict:
     return {"axes": tuple(sorted(inverse[dim] for dim in eqn.params["axes"]))}
 
 
-# Of what is no elementwise equation, the parameters that change.
+# For primitives that are not elementwise, the change of their parameters.
 _CHANGED: dict[str, Callable] = {
     "broadcast_in_dim": _each("shape"),
     "concatenate": _axis("dimension"),

@@ -1,1 +1,1 @@
-"""What a product is: operands, dtypes and precision, what follows it; all of it data."""
+"""Descriptions of problems as plain data: operands, dtypes, precision and epilogues."""

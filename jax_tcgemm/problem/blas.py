@@ -1,4 +1,4 @@
-"""A BLAS call with the shapes of its operands, as the C++ side knows it (csrc/core/blas.h)."""
+"""A BLAS call with the shapes of its operands, the mirror of csrc/core/blas.h."""
 
 import dataclasses
 import math
@@ -9,14 +9,14 @@ import numpy as np
 from jax_tcgemm.problem.blas_call import Call, batch_shape, flops
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, MAX_EXTENT
 
-# What cuBLAS's products are best given: as PyTorch and XLA do.
+# Workspace in bytes that PyTorch and XLA give to cuBLAS's products.
 _CUBLAS_WORKSPACE = {"gemv": 4 << 20, "trsm": 32 << 20, "gemm": 32 << 20}
 _SMALL_WORKSPACE = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class BlasProblem:
-    """A call with the shapes of its operands, and the dtype of its arrays."""
+    """BLAS call with the shapes of its operands and the dtype of its arrays."""
 
     call: Call
     shapes: tuple[tuple[int, ...], ...]
@@ -26,12 +26,12 @@ class BlasProblem:
 
     @property
     def arrays(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes without those of alpha and beta."""
+        """Shapes of the operands without alpha and beta."""
         return self.shapes[: len(self.shapes) - 2 * self.call.scalar_args]
 
     @property
     def batch(self) -> tuple[int, ...]:
-        """What the batch dimensions of the operands broadcast to."""
+        """Broadcast shape of the operands' batch dimensions."""
         return batch_shape(self.call, self.shapes)
 
     @property
@@ -41,19 +41,19 @@ class BlasProblem:
 
     @property
     def compute(self) -> str:
-        """What sums are kept in, or "tf32"."""
+        """Compute type: the accumulator "f32" or "f64", or "tf32"."""
         if self.dtype.name in ("float64", "complex128"):
             return "f64"
         return "tf32" if self.call.options.math == "tf32" and self.dtype.itemsize > 2 else "f32"
 
     @property
     def num_entries(self) -> int:
-        """Entries of the batch."""
+        """Number of batch entries."""
         return math.prod(self.batch)
 
     @property
     def obstacle(self) -> str:
-        """Why no library can run it, before it is asked; "" when one may."""
+        """Reason why no library can run the call, known without a query; "" if one may."""
         if any(0 in shape for shape in self.shapes) or 0 in (self.call.n, self.call.columns):
             return "it is empty"
         if self.num_entries > MAX_EXTENT:
@@ -64,12 +64,12 @@ class BlasProblem:
 
     @property
     def cublas_workspace_bytes(self) -> int:
-        """What cuBLAS is given beside what it cannot do without."""
+        """Bytes of workspace for cuBLAS: those of the options, or the recommended size."""
         recommended = _CUBLAS_WORKSPACE.get(self.call.routine, _SMALL_WORKSPACE)
         return self.call.options.workspace_bytes or recommended
 
     def attributes(self) -> dict:
-        """What of the FFI attribute `blas` (csrc/core/blas.h) the problem determines."""
+        """Return the problem's fields of the FFI attribute `blas` (csrc/core/blas.h)."""
         call = self.call
         alpha, beta = complex(call.alpha), complex(call.beta)
         found = {
@@ -95,17 +95,17 @@ class BlasProblem:
         return found | _layout(call, self.shapes, self.batch)
 
     def query(self) -> dict:
-        """What the modules' blas.reject() and blas.workspace_bytes() take."""
+        """Return the problem as the modules' blas.reject() and blas.workspace_bytes() take it."""
         return self.attributes() | {"dtype": self.in_dtype}
 
     @property
     def flops(self) -> int:
-        """Real additions and multiplications."""
+        """Number of real additions and multiplications."""
         return flops(self.call, self.shapes, self.dtype)
 
     @property
     def bytes(self) -> int:
-        """Least memory traffic: every array read, and those in place written too, once."""
+        """Least memory traffic in bytes: each array read once, each in-place array written once."""
         elements = [math.prod(shape) for shape in self.arrays]
         written = sum(elements[-self.call.items :]) if self.call.has_c else 0
         return (sum(elements) + written) * self.dtype.itemsize
@@ -116,7 +116,7 @@ class BlasProblem:
 
 
 def _layout(call: Call, shapes, batch: tuple[int, ...]) -> dict:
-    """Extents, and of each array its leading dimension or increment and its batch stride."""
+    """Return M, N and K, and each array's leading dimension or increment and batch stride."""
     inputs, c, _ = call.split(zip(shapes, call.operand_ranks, strict=True))
     a = _widest(inputs[0]) if inputs else None
     b = _widest(inputs[1]) if len(inputs) > 1 else None
@@ -156,12 +156,12 @@ def _layout(call: Call, shapes, batch: tuple[int, ...]) -> dict:
 
 
 def _widest(group) -> tuple:
-    """The (shape, rank) of an item that has all of the batch, if any of them has some."""
+    """Return the largest (shape, rank) of a group, which has the batch if any of them has."""
     return max(group, key=lambda item: math.prod(item[0]))
 
 
 def _extents(call, a, b, c) -> tuple[int, int, int]:
-    """M, n and k of core/blas.h."""
+    """Return m, n and k of csrc/core/blas.h."""
     match call.routine:
         case "gemv":
             return (*a[0][-2:], 1)
@@ -180,14 +180,14 @@ def _extents(call, a, b, c) -> tuple[int, int, int]:
 
 
 def _vector(operand, batch, increment: int, in_place: bool = False) -> tuple[int, int]:
-    """Increment and batch stride of a (shape, rank); in place it has every entry of the batch."""
+    """Return increment and batch stride of a (shape, rank); in-place vectors never broadcast."""
     (shape, _) = operand
     stacked = in_place or math.prod(shape[:-1]) > 1
     return increment, shape[-1] if stacked and math.prod(batch) > 1 else 0
 
 
 def _matrix(operand, batch) -> tuple[int, int]:
-    """Leading dimension and batch stride."""
+    """Return the leading dimension and batch stride of a (shape, rank)."""
     (shape, _) = operand
     stacked = math.prod(shape[:-2]) > 1 and math.prod(batch) > 1
     return shape[-1], math.prod(shape[-2:]) if stacked else 0

@@ -1,4 +1,4 @@
-"""What one BLAS call says apart from its arrays, and how its arrays are ordered."""
+"""Static parameters of a BLAS call, and the order of its operands."""
 
 import dataclasses
 import math
@@ -9,21 +9,21 @@ import numpy as np
 from jax import lax
 
 MATHS = ("default", "tf32", "pedantic", "no_reduced_precision")
-# cuBLAS asks for at least this much.
+# The least workspace that cuBLAS accepts, in bytes.
 _LEAST_WORKSPACE = 256
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How cuBLAS computes; the other implementations have nothing to choose and ignore it.
+    """Options of cuBLAS; other implementations ignore them.
 
     Attributes:
-      math: "default" multiplies float32 as float32; "tf32" lets it multiply float32 rounded to
-        TF32; "pedantic" forbids every algorithm that departs from the plain sums; and
-        "no_reduced_precision" sums half types in float32 throughout.
-      atomics: allows algorithms that add with atomics: faster now and then, and then not the same
-        bits each time.
-      workspace_bytes: scratch memory for cuBLAS; None gives it what NVIDIA recommends.
+      math: "default" multiplies float32 as float32; "tf32" allows float32 rounded to TF32;
+        "pedantic" forbids every algorithm that departs from plain accumulation; and
+        "no_reduced_precision" accumulates 16-bit types in float32 throughout.
+      atomics: whether algorithms may accumulate with atomics, which is sometimes faster and then
+        not deterministic.
+      workspace_bytes: scratch memory for cuBLAS; None takes the size that NVIDIA recommends.
     """
 
     math: str = "default"
@@ -55,7 +55,7 @@ DEFAULT_OPTIONS = Options()
 
 
 class Ranks(NamedTuple):
-    """Dimensions of a routine's arrays without batch: of those it reads, and of c, in place."""
+    """Numbers of dimensions, without batch, of a routine's inputs and of the in-place c."""
 
     inputs: tuple[int, ...]
     c: int | None = None
@@ -80,31 +80,31 @@ ROUTINES = {
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """The static part of a call; csrc/core/blas.h says what each routine computes.
+    """Static parameters of a BLAS call; csrc/core/blas.h has the equation of each routine.
 
-    The operands are the arrays it reads, `items` of each; then c where `has_c`, `items` of it;
-    then alpha and beta where `scalar_args`, and those here are not used. In front of their own
-    dimensions all have the same number of batch dimensions, each of them 1 or the batch's extent.
+    The operands are `items` arrays of each input; then `items` arrays c, with `has_c`; then alpha
+    and beta, with `scalar_args`, which replace the attributes. All operands have the same number of
+    leading batch dimensions, each of size 1 or the batch's size.
 
     Attributes:
       op: the public function, for messages.
       routine: a name in ROUTINES.
-      n: length of level 1's vectors.
-      columns: of gbmv's matrix.
-      increments: of the routine's vectors, in BLAS's order.
-      op_a: "N", "T" or "C"; "C" says of a dot that its first vector is conjugated.
-      op_b: of gemm's second matrix.
+      n: length of the vectors of level 1 routines.
+      columns: number of columns of gbmv's matrix.
+      increments: increments of the routine's vectors, in BLAS's order.
+      op_a: "N", "T" or "C"; for dot, "C" conjugates the first vector.
+      op_b: "N", "T" or "C", for gemm's second matrix.
       upper: whether the triangle is the upper one.
       right: whether trsm's triangle is on the right.
-      unit: whether the triangle's diagonal is taken to be ones.
-      kl: diagonals below gbmv's main one.
-      ku: diagonals above it.
-      alpha: factor of the product.
-      beta: factor of c.
+      unit: whether the triangle's diagonal is taken as ones.
+      kl: number of diagonals below gbmv's main diagonal.
+      ku: number of diagonals above gbmv's main diagonal.
+      alpha: scale of the product.
+      beta: scale of c.
       scalar_args: whether alpha and beta are operands.
       has_c: whether c is an operand.
-      items: arrays of each name: products of a gemm over arrays of pointers, 2 for swap.
-      options: how cuBLAS computes.
+      items: number of arrays of each operand: products of a pointer-array gemm, or 2 for swap.
+      options: options of cuBLAS.
       implementation: name to force, or None.
     """
 
@@ -130,27 +130,27 @@ class Call:
 
     @property
     def ranks(self) -> Ranks:
-        """Dimensions of its arrays without batch."""
+        """Numbers of dimensions of the routine's arrays, without batch."""
         return ROUTINES[self.routine]
 
     @property
     def operand_ranks(self) -> tuple[int, ...]:
-        """The same for every operand in order."""
+        """Number of dimensions of every operand in order, without batch."""
         ranks = [rank for rank in self.ranks.inputs for _ in range(self.items)]
         ranks += [self.ranks.c] * (self.items if self.has_c else 0)
         return (*ranks, *((0, 0) if self.scalar_args else ()))
 
     @property
     def increment_c(self) -> int:
-        """The increment of the vector that is updated in place."""
+        """Increment of the vector that is updated in place."""
         return self.increments[0 if self.routine in ("scal", "swap", "trsv") else 1]
 
     def replace(self, **changes) -> "Call":
-        """The same call but for `changes`."""
+        """Return the call with `changes`."""
         return dataclasses.replace(self, **changes)
 
     def split(self, operands) -> "Operands":
-        """Operands, or anything there is one of for each, by name."""
+        """Group the operands, or one value for each operand, by name."""
         operands = list(operands)
         scalars = tuple(operands[-2:]) if self.scalar_args else None
         arrays = operands[: len(operands) - 2 * self.scalar_args]
@@ -160,25 +160,25 @@ class Call:
 
 
 class Operands(NamedTuple):
-    """A call's operands: groups of `items` arrays."""
+    """Operands of a call, in groups of `items` arrays."""
 
     inputs: tuple[tuple, ...]
     c: tuple | None
     scalars: tuple | None
 
     def flat(self) -> list:
-        """In the order in which the call takes them."""
+        """Return the operands in the order in which the call takes them."""
         flat = [x for group in self.inputs for x in group]
         return flat + list(self.c or ()) + list(self.scalars or ())
 
 
 def scale_dtype(dtype) -> np.dtype:
-    """The dtype of alpha and beta: that of the arrays, float32 for half types."""
+    """Return the dtype of alpha and beta: the arrays' dtype, float32 for 16-bit arrays."""
     return np.dtype(jnp.float32) if np.dtype(dtype).itemsize == 2 else np.dtype(dtype)
 
 
 def batch_shape(call: Call, shapes) -> tuple[int, ...]:
-    """What the batch dimensions of a call's operands broadcast to."""
+    """Return the broadcast shape of the batch dimensions of a call's operands."""
     batches = [
         shape[: len(shape) - rank] for shape, rank in zip(shapes, call.operand_ranks, strict=True)
     ]
@@ -186,12 +186,12 @@ def batch_shape(call: Call, shapes) -> tuple[int, ...]:
 
 
 def span(n: int, increment: int) -> int:
-    """Elements from the first to the last of n, `increment` apart."""
+    """Return the number of elements that n elements, `increment` apart, span."""
     return (n - 1) * increment + 1 if n else 0
 
 
 def flops(call: Call, shapes, dtype) -> int:
-    """Real additions and multiplications of a call, as they are usually counted."""
+    """Return the usual count of real additions and multiplications of a call."""
     batch = math.prod(batch_shape(call, shapes)) * (4 if np.dtype(dtype).kind == "c" else 1)
     match call.routine:
         case "gemv":
@@ -212,6 +212,6 @@ def flops(call: Call, shapes, dtype) -> int:
 
 
 def band_index(rows: int, columns: int, kl: int, ku: int):
-    """For each stored element (i, d) of a band its column i + d - kl, and whether it exists."""
+    """Return the column i + d - kl of each band element (i, d), and whether it is in the matrix."""
     column = np.arange(rows)[:, None] + np.arange(kl + ku + 1) - kl
     return np.clip(column, 0, max(columns - 1, 0)), (column >= 0) & (column < columns)

@@ -1,11 +1,11 @@
-"""Compute types: cuTENSOR's names, which dtypes take them, and what XLA calls the same.
+"""Compute types by cuTENSOR's names, the dtypes that take them, and XLA's equivalents.
 
-f32, f64         multiplied and added in that type
-tf32             float32 rounded to TF32, added in float32
-bf16, f16        float32 rounded to that type, added in float32
-3xtf32           three TF32 products for each: nearly float32
-9xbf16, 4xf16    float32 out of nine bfloat16 or four float16 products
-8xint8           float64 out of int8 products
+f32, f64         multiplied and accumulated in that type
+tf32             float32 rounded to TF32, accumulated in float32
+bf16, f16        float32 rounded to that type, accumulated in float32
+3xtf32           split-precision emulation of float32 by three TF32 products: nearly float32
+9xbf16, 4xf16    split-precision emulation of float32 by nine bfloat16 or four float16 products
+8xint8           emulation of float64 by int8 products
 """
 
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ _PRESETS = {
 
 
 def check_compute_type(op: str, compute_type, dtype: np.dtype, known) -> None:
-    """Raises ValueError for a compute type that the dtype does not have."""
+    """Raise ValueError for a compute type that the dtype does not have."""
     names = known.get(np.dtype(dtype), ())
     if not isinstance(compute_type, str | None) or compute_type not in (None, *names):
         rule = f"one of {', '.join(names)} or None" if names else "None"
@@ -58,9 +58,9 @@ def check_compute_type(op: str, compute_type, dtype: np.dtype, known) -> None:
 
 
 def precision_of(compute_type: str | None, precision, dtype: np.dtype, platform: str):
-    """What to ask XLA and our own products for, at least as precise as the compute type.
+    """Return a precision for XLA and our GEMMs that is at least as precise as the compute type.
 
-    The presets are for real operands on CUDA; in their place, full precision is asked for.
+    Presets exist for real operands on CUDA; other operands get the highest precision.
     """
     if compute_type is None:
         return precision
@@ -73,7 +73,7 @@ def precision_of(compute_type: str | None, precision, dtype: np.dtype, platform:
 
 
 def cutensor_compute(compute_type: str | None, precision, dtype, result_dtype) -> tuple[str, str]:
-    """Names cuTENSOR's compute type for a contraction, or why it has none; the other is empty."""
+    """Return cuTENSOR's compute type of a contraction, or why it has none; the other is ""."""
     if dtype not in CONTRACTION_COMPUTE:
         return "", f"cuTENSOR does not contract {dtype}"
     if result_dtype != dtype:

@@ -1,9 +1,9 @@
-"""The element types and extents that every problem shares, as the C++ side knows them."""
+"""Names of dtypes on the C++ side, the largest extent, and dtypes of accumulators."""
 
 import jax.numpy as jnp
 import numpy as np
 
-# Names of the dtypes an implementation may meet, as the C++ side spells them.
+# Names on the C++ side of the dtypes that implementations take.
 DTYPE_NAMES = {
     np.dtype(jnp.float16): "f16",
     np.dtype(jnp.bfloat16): "bf16",
@@ -17,11 +17,11 @@ DTYPE_NAMES = {
     np.dtype(jnp.float8_e4m3fn): "f8e4m3fn",
     np.dtype(jnp.float8_e5m2): "f8e5m2",
 }
-# Dtypes of block scales: float8_e8m0fnu, powers of two, is none that is multiplied.
+# Dtypes of block scales, which include float8_e8m0fnu (powers of two); no operand has that dtype.
 SCALE_DTYPE_NAMES = DTYPE_NAMES | {np.dtype(jnp.float8_e8m0fnu): "f8e8m0fnu"}
 DTYPES = {name: dtype for dtype, name in SCALE_DTYPE_NAMES.items()}
 
-# Floats of 8 bits, any of which is multiplied by any other one.
+# 8-bit floats; a product may have operands of both dtypes.
 FLOAT8 = (np.dtype(jnp.float8_e4m3fn), np.dtype(jnp.float8_e5m2))
 
 # Largest extent of one dimension; elements are indexed with 64 bits.
@@ -29,7 +29,7 @@ MAX_EXTENT = 2**31 - 1
 
 
 def wide_dtype(dtype) -> jnp.dtype:
-    """What is computed in between the product and the rounding to `dtype`."""
+    """Return the dtype of an epilogue whose result is rounded to `dtype`: float32 or wider."""
     is_narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
     return jnp.dtype(jnp.float32 if is_narrow else dtype)
 

@@ -1,6 +1,7 @@
-"""An elementwise function as a product's epilogue, as the C++ side knows it (csrc/core/problem.h).
+"""An elementwise function as a GEMM's epilogue, the mirror of csrc/core/problem.h.
 
-Its code is that of `jax_tcgemm.epilogues`; here is where its operands lie beside a folded product.
+`jax_tcgemm.epilogues` emits the function's code. This module adds the strides of its operands, for
+a GEMM whose dimensions are folded to (batch, m, n), and the C++ struct that a kernel includes.
 """
 
 import dataclasses
@@ -14,23 +15,23 @@ import numpy as np
 from jax_tcgemm.epilogues import HEADER, EpilogueSource
 from jax_tcgemm.epilogues.expressions import STORED, computed, is_narrow
 
-# Of csrc/core/problem.h.
+# Limits of csrc/core/problem.h.
 MOST_READS, MOST_RESULTS, MOST_INDICES = 12, 6, 8
-# Matrices that TMA can bring, see csrc/epilogue/function_params.h.
+# The most matrices that are loaded by TMA, see csrc/epilogue/function_params.h.
 MOST_BOXED = 2
-# How many neighbours a kernel reduces to one: columns, as the threads of a tile have them, and of a
-# gated product, whose tiles have half as many; rows.
+# Number of adjacent elements that a kernel reduces to one: along columns, along columns of a gated
+# GEMM, whose tiles have half as many; along rows.
 _COLUMNS, _GATED_COLUMNS, _ROWS_REDUCED = 16, 8, 8
-# Dtypes that kernels store by rows, as D.
+# C++ dtypes that kernels can store by rows, as they store D.
 _ROWS = frozenset({"__half", "__nv_bfloat16", "float"})
 
 
 class Numbers(np.ndarray):
-    """64-bit integers as an attribute of an FFI call among others, which must be hashable."""
+    """Hashable array of 64-bit integers, for attributes of an FFI call."""
 
     @classmethod
     def of(cls, numbers) -> "Numbers":
-        """Those of a list."""
+        """Return the array of a list of integers."""
         return np.array(numbers, np.int64).view(cls)
 
     def __hash__(self) -> int:
@@ -42,9 +43,9 @@ class Numbers(np.ndarray):
 
 @dataclasses.dataclass(frozen=True)
 class Strides:
-    """Where an element of an operand lies, in elements.
+    """Strides of an epilogue operand, in elements.
 
-    That of (outer, inner, m, n) is at ``offset + outer * batch_outer + inner * batch_inner +
+    The element of (outer, inner, m, n) is at ``offset + outer * batch_outer + inner * batch_inner +
     m // period * m_outer + m % period * m_inner + n * n_stride``.
     """
 
@@ -58,16 +59,17 @@ class Strides:
 
     @property
     def along(self) -> str:
-        """Along what of a matrix it varies: a name of csrc/epilogue/function.cuh."""
+        """Dimensions along which the operand varies, a name of csrc/epilogue/function.cuh."""
         rows, columns = self.m_outer or self.m_inner, self.n_stride
         return ("kBoth" if columns else "kM") if rows else ("kN" if columns else "kNothing")
 
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """An index along a dimension of the result: that in `level`, // divisor % extent.
+    """Index along a dimension of the result: ``index of level // divisor % extent``.
 
-    Levels are 0 and 1 of the batch, 2 for m, 3 for n; `is_whole`: the dimension is all of it.
+    Levels are 0 and 1 for the outer and inner batch, 2 for m and 3 for n. `is_whole` says that the
+    dimension is the whole level.
     """
 
     level: int
@@ -78,16 +80,16 @@ class Index:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """An array that a kernel gives.
+    """A result of an epilogue function.
 
     Attributes:
-      dtype: of an element of it.
-      over: "" for one of the product's shape; "columns" for what neighbours in a row, or "rows" for
-        what those in a column, are reduced to; "beside" for one that has no array of its own: its
-        rows follow each row of the result before it.
-      kind: "sum", "max" or "min" of these; "" for none.
-      dimensions: of the function's result, which go in the end.
-      neighbours: how many are reduced to one; 1 where it is not reduced.
+      dtype: dtype of an element.
+      over: "" for a result of the product's shape; "columns" where adjacent elements of a row are
+        reduced, "rows" where those of a column are; "beside" for a result without an array of its
+        own, whose rows alternate with the rows of the result before it.
+      kind: reduction "sum", "max" or "min"; "" for none.
+      dimensions: dimensions of the function's result that XLA finally reduces.
+      neighbours: number of adjacent elements that the kernel reduces to one; 1 without reduction.
     """
 
     dtype: np.dtype
@@ -97,7 +99,7 @@ class Result:
     neighbours: int = 1
 
     def shape(self, batch: int, m: int, n: int) -> tuple[int, int, int]:
-        """Its shape, of a product of this one."""
+        """Return the shape that the kernel gives for a product of shape (batch, m, n)."""
         along_m = self.neighbours if self.over == "rows" else 1
         along_n = self.neighbours if self.over == "columns" else 1
         return batch, -(-m // along_m), -(-n // along_n)
@@ -107,10 +109,9 @@ class Cost(NamedTuple):
     """Cost of one element, in instructions of sm_90a.
 
     Attributes:
-      size: of its code, with branches that few arguments take: what is to stay in the instruction
-        cache counts by it.
-      work: the time in a kernel of ours, in which few threads hide what one waits for.
-      loop: the time in a loop of XLA's, in which many do.
+      size: code size, rarely taken branches included: the demand on the instruction cache.
+      work: time in a GEMM kernel, where few threads hide latencies.
+      loop: time in an XLA loop, where many threads hide latencies.
     """
 
     size: int
@@ -120,17 +121,17 @@ class Cost(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Function:
-    """A function of the sums and of operands, which a kernel is compiled with.
+    """Epilogue function of the accumulators and further operands, compiled into a kernel.
 
     Attributes:
-      name: of the C++ struct.
-      definitions: C++ text that defines it.
-      reads: for each element that it takes, the operand's number, its bytes, and where it lies.
-      indices: for each dimension of the result up to the last that is asked for.
-      order: for each result of the C++ struct, the number of the function's.
-      results: they, in the struct's order; D is the first.
-      cost: what an element takes.
-      library: which epilogue of a library it is, a name of csrc/core/problem.h; "none": no such.
+      name: name of the C++ struct.
+      definitions: C++ text that defines the struct.
+      reads: for each element read: the operand's number, the bytes of an element, and the strides.
+      indices: an index for each dimension of the result, up to the last one that the code uses.
+      order: for each result of the C++ struct, the number of the function's result.
+      results: the results in the struct's order; the first one is D.
+      cost: cost of one element.
+      library: name of the equivalent library epilogue (csrc/core/problem.h), or "none".
     """
 
     name: str
@@ -144,7 +145,7 @@ class Function:
 
     @property
     def arrays(self) -> tuple[tuple[int, Result, bool], ...]:
-        """Of each array of results the function's number of it, it, and whether one lies beside."""
+        """For each result array: its number, the result, and whether a "beside" one shares it."""
         following = (*self.results[1:], None)
         return tuple(
             (number, x, after is not None and after.over == "beside")
@@ -155,9 +156,9 @@ class Function:
     def operand_shapes(
         self, batch: int, batch_inner: int, m: int, n: int
     ) -> list[tuple[tuple[int], str]]:
-        """Shape and dtype of flat operands that hold all that is read of them in such a product.
+        """Return shapes and dtypes of flat operands just large enough for a product of this shape.
 
-        Dtypes are any of as many bytes.
+        Each dtype is an arbitrary one with the operand's element size.
         """
         sizes = {}
         for operand, itemsize, x in self.reads:
@@ -175,7 +176,7 @@ class Function:
         return [((size,), dtypes[itemsize]) for _, (size, itemsize) in sorted(sizes.items())]
 
     def bytes(self, batch_outer: int, batch_inner: int, m: int, n: int) -> int:
-        """Bytes of what it reads, and of its results in a batch of `batch_outer`."""
+        """Return the bytes read and written; results have `batch_outer` batch entries."""
         extents = {"kBoth": m * n, "kM": m, "kN": n, "kNothing": 1}
         read = sum(
             itemsize
@@ -189,7 +190,7 @@ class Function:
         return read + sum(x.dtype.itemsize * math.prod(shape) for x, shape in pairs)
 
     def attributes(self) -> dict:
-        """Its part of the FFI attribute of a problem."""
+        """Return the function's fields of a problem's FFI attribute."""
         reads = [
             number
             for operand, itemsize, strides in self.reads
@@ -224,9 +225,10 @@ NO_FUNCTION = {
 
 
 def _order_of_results(source: EpilogueSource, over: tuple[str, ...]) -> tuple[int, ...]:
-    """The results with a whole one first, if there is any, and one that kernels store by rows.
+    """Return the numbers of the results in the struct's order.
 
-    What lies beside another one stays after that.
+    The first one becomes D: preferably an unreduced result that kernels can store by rows, else any
+    unreduced one. A "beside" result stays after its partner.
     """
     numbers = range(len(source.results))
     whole = [i for i in numbers if source.results[i].reduction is None]
@@ -238,7 +240,7 @@ def _order_of_results(source: EpilogueSource, over: tuple[str, ...]) -> tuple[in
 
 
 def _stores_rows(source: EpilogueSource, number: int) -> bool:
-    """Whether kernels store a result by rows where it is D."""
+    """Return whether kernels can store a result by rows, as D."""
     x = source.results[number]
     return x.reduction is None and STORED[x.dtype] in _ROWS
 
@@ -250,15 +252,14 @@ def make_function(
     indices: tuple[Index, ...],
     over: tuple[str, ...],
 ) -> Function:
-    """A function whose operands, indices and results have been placed.
+    """Make the function of emitted code, with strides of its operands and kinds of its results.
 
     Args:
-      source: its code.
+      source: the emitted code.
       operands: for each of `source.reads`, the number of the operand in the call.
-      strides: for each of them, where it lies.
-      indices: as of `Function`.
-      over: for each of `source.results`, as of `Result`; what lies beside another one comes after
-        that.
+      strides: for each of `source.reads`, the operand's strides.
+      indices: `Function.indices`.
+      over: for each of `source.results`, `Result.over`; a "beside" result follows its partner.
     """
     order = _order_of_results(source, over)
     columns = _COLUMNS if len(source.accumulators) == 1 else _GATED_COLUMNS
@@ -279,7 +280,7 @@ def make_function(
 def _result(x, over: str, neighbours: int) -> Result:
     if x.reduction is None:
         return Result(x.dtype, over)
-    # What is narrow is added up as it is computed with.
+    # Narrow dtypes are reduced in float32, in which they are computed.
     dtype = np.dtype(np.float32) if is_narrow(x.dtype) else x.dtype
     return Result(dtype, over, x.reduction.kind, x.reduction.dimensions, neighbours)
 
@@ -301,7 +302,7 @@ _COSTS = {
 
 
 def _cost(source: EpilogueSource) -> Cost:
-    """The cost of an element: one for each line of the code, and those of functions."""
+    """Return the cost of an element: 1 for each line of code, plus `_COSTS` of called functions."""
     called = re.findall(r"\b(\w+)\(", source.struct)
     names = (name if name in _COSTS else name.removesuffix("f") for name in called)
     lines = len(source.struct.splitlines())
@@ -310,7 +311,7 @@ def _cost(source: EpilogueSource) -> Cost:
 
 
 def _struct(source, order, strides, indices, placed, size: int) -> str:
-    """What csrc/epilogue/function.cuh asks of a function."""
+    """Return the C++ struct with the members that csrc/epilogue/function.cuh requires."""
     reads = [STORED[x.dtype] for x in source.reads]
     results = [STORED[x.dtype] for x in source.results]
     given = [
@@ -390,7 +391,7 @@ def _struct(source, order, strides, indices, placed, size: int) -> str:
 
 
 def _stored(slot: int, x, placed: Result) -> str:
-    """What stores a result."""
+    """Return the C++ expression that stores or reduces a result."""
     if x.reduction is None:
         return f"tile.template store<{slot}, {STORED[x.dtype]}>()"
     kind = f"epilogue::Reduction::k{x.reduction.kind.capitalize()}"

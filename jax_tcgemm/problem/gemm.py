@@ -1,8 +1,8 @@
-"""The one description of a matrix product, as the C++ side knows it (csrc/core/problem.h).
+"""Description of a GEMM, the mirror of csrc/core/problem.h.
 
 D[b, m, n] = alpha * sum_k op(A)[b, m, k] * op(B)[b, k, n] + beta * C[b, m, n]
 
-where A and B may have factors of their blocks; and what epilogue.py adds to it.
+A and B may have block scales. epilogue.py describes the epilogue.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from jax_tcgemm.problem.function import Function, Numbers
 
 @dataclasses.dataclass(frozen=True)
 class Operand:
-    """One input matrix for each batch index; strides count elements.
+    """Input matrix with one entry for each batch index; strides count elements.
 
     A is (m, k) at `m * ld + k`, or `k * ld + m` when transposed; B is (k, n) at `k * ld + n`, or
     `n * ld + k` when transposed. Batch index `b` adds `b // batch_inner * outer_stride +
@@ -31,7 +31,7 @@ class Operand:
 
     @property
     def is_aligned(self) -> bool:
-        """Whether every row starts on a 16-byte boundary, in a buffer that does."""
+        """Whether every row is 16-byte aligned, in a buffer that is."""
         itemsize = DTYPES[self.dtype].itemsize
         strides = (self.ld, self.outer_stride, self.inner_stride)
         return all(stride * itemsize % 16 == 0 for stride in strides)
@@ -39,10 +39,10 @@ class Operand:
 
 @dataclasses.dataclass(frozen=True)
 class BlockFactors:
-    """Factors of blocks of an operand, in float32.
+    """Block scales of an operand, in float32; strides count elements.
 
-    Of what is multiplied, that of row r (m of A, n of B) and k lies at ``r // rows * row_stride +
-    k // depth * k_stride``, after as many batch strides as of the operand.
+    The scale for row r (m of A, n of B) and k is at ``r // rows * row_stride + k // depth *
+    k_stride``, plus the offset of the batch index as in `Operand`.
     """
 
     rows: int
@@ -53,22 +53,22 @@ class BlockFactors:
     inner_stride: int = 0
 
     def text(self, extents: tuple[int, int]) -> str:
-        """A block of an operand of so many rows and k."""
+        """Return the block shape as text, for an operand with `extents` = (rows, K)."""
         rows, k = extents
         return f"{min(self.rows, rows)}x{min(self.depth, k)}"
 
 
 def numbers_of(factors: tuple[BlockFactors, BlockFactors] | None) -> Numbers:
-    """As the attribute `factors` of a call."""
+    """Return block scales as the attribute `factors` of a call."""
     return Numbers.of([number for x in factors or () for number in dataclasses.astuple(x)])
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A batched product over flat buffers; D and C are packed (batch, m, n).
+    """Batched GEMM over flat buffers; D and C are packed (batch, m, n).
 
-    A D that another result lies beside is (batch, m, 2, n). `symmetric`: every D[b] is its own
-    transpose, so that an implementation may compute half of it.
+    D is (batch, m, 2, n) if its rows alternate with those of a second result. `symmetric` says that
+    every D[b] equals its transpose, so that an implementation may compute half of D[b].
     """
 
     batch: int
@@ -99,17 +99,17 @@ class Problem:
 
     @property
     def is_bare(self) -> bool:
-        """Whether it is a product and no more."""
+        """Whether the product has no epilogue, alpha = 1 and beta = 0."""
         return self.epilogue == BARE and self.alpha == 1 and self.beta == 0
 
     @property
     def b_columns(self) -> int:
-        """Columns of the operand b, which may hold both matrices of a gated product."""
+        """Number of columns of the operand b, which may hold both gate and up."""
         return self.n * (2 if self.epilogue.up_offset else 1)
 
     @property
     def is_packed(self) -> bool:
-        """Whether rows of A and B follow each other, and then the next product of the batch."""
+        """Whether A and B are packed: neither rows nor batch entries have gaps between them."""
 
         def packed(x: Operand, rows: int, columns: int) -> Operand:
             stride = rows * columns if self.batch > 1 else 0
@@ -120,9 +120,10 @@ class Problem:
         return (self.batch_inner, self.a, self.b) == (self.batch, of_a, of_b)
 
     def with_rows(self, rows: int, *, are_columns: bool) -> "Problem":
-        """One product of so many rows, packed one after the other, by the same other operand.
+        """Return an unbatched, packed problem with `rows` rows and the same other operand.
 
-        Of a bare product they are then always rows. `are_columns` says that here they are columns.
+        `are_columns` says that the rows to change are columns of this problem, that is, its B. They
+        become rows of the result, except where an epilogue or scaling depends on the orientation.
         """
         own, other, extent = self.a, self.b, self.n
         if are_columns:
@@ -148,12 +149,12 @@ class Problem:
 
     @property
     def function(self) -> Function | None:
-        """That of the epilogue."""
+        """Function of the epilogue, or None."""
         return self.epilogue.function
 
     @property
     def function_read_bytes(self) -> int:
-        """Of what a function reads."""
+        """Bytes that the epilogue function reads, accumulators excluded."""
         extents = {"kBoth": self.m * self.n, "kM": self.m, "kN": self.n, "kNothing": 1}
         function = self.epilogue.function
         return sum(
@@ -165,7 +166,7 @@ class Problem:
 
     @property
     def function_result_bytes(self) -> int:
-        """Of its results after D and what lies beside that."""
+        """Bytes of the epilogue function's results other than D and a result beside D."""
         shape = self.batch, self.m, self.n
         arrays = self.function.arrays[1:] if self.function else ()
         sizes = (math.prod(x.shape(*shape)) * (2 if has_two else 1) for _, x, has_two in arrays)
@@ -173,11 +174,11 @@ class Problem:
 
     @property
     def num_b(self) -> int:
-        """How many matrices B a batch entry has: two in a gated product."""
+        """Number of matrices B of a batch entry: 2 for a gated GEMM, else 1."""
         return 2 if self.epilogue.gated else 1
 
     def attributes(self) -> dict:
-        """What of the FFI attribute `gemm` (csrc/core/problem.h) the problem determines."""
+        """Return the problem's fields of the FFI attribute `gemm` (csrc/core/problem.h)."""
         return {
             "compute": self.compute,
             "batch": self.batch,
@@ -201,7 +202,7 @@ class Problem:
         }
 
     def query(self) -> dict:
-        """What the modules' reject() and workspace_bytes() take (csrc/modules/queries.h)."""
+        """Return the problem as the modules' queries take it (csrc/modules/queries.h)."""
         dtypes = {
             "a_dtype": self.a.dtype,
             "b_dtype": self.b.dtype,
@@ -216,14 +217,14 @@ class Problem:
 
     @property
     def layout(self) -> str:
-        """NN, NT, TN or TT: whether A and B are transposed."""
+        """Layout "NN", "NT", "TN" or "TT": whether A and B are transposed."""
         return "NT"[self.a.transposed] + "NT"[self.b.transposed]
 
     @property
     def flops(self) -> int:
-        """Real multiplications and additions: 2 for a product of two real numbers.
+        """Number of real multiplications and additions: 2 for each real multiply-add.
 
-        Of a symmetric D those of the elements on and below the diagonal.
+        For a symmetric D, only elements on and below the diagonal count.
         """
         per_product = 8 if self.out_dtype in ("c64", "c128") else 2
         elements = self.m * (self.m + 1) // 2 if self.symmetric else self.m * self.n
@@ -231,7 +232,7 @@ class Problem:
 
     @property
     def bytes(self) -> int:
-        """Least memory traffic: what is read, and what is written, once; vectors left out."""
+        """Least memory traffic in bytes: each array read or written once."""
         elements = math.prod(self.d_shape) * (2 if self.beta else 1)
         written = elements * DTYPES[self.out_dtype].itemsize
         of_function = self.function_read_bytes + self.function_result_bytes
@@ -244,7 +245,7 @@ class Problem:
 
     @property
     def b_bytes(self) -> int:
-        """Bytes of the distinct elements of B, of both in a gated product."""
+        """Bytes of the distinct elements of B, for a gated GEMM of gate and up."""
         return self._distinct(self.b, self.k * self.n * self.num_b)
 
     def _distinct(self, operand: Operand, elements: int) -> int:

@@ -1,7 +1,4 @@
-"""The one description of a tensor operation, as the C++ side knows it.
-
-csrc/libraries/cutensor/operation.h has the equations.
-"""
+"""Description of a tensor operation; csrc/libraries/cutensor/operation.h has the equations."""
 
 import dataclasses
 import math
@@ -11,7 +8,7 @@ import numpy as np
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
 from jax_tcgemm.problem.modes import Modes, letters
 
-# Which of A, B and C the operands are, in order; C, where it is optional, comes last.
+# The roles of the operands (A, B, C) in order; an optional C comes last.
 _ROLES = {
     "contract": "abc",
     "permute": "a",
@@ -23,19 +20,19 @@ _ROLES = {
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """A tensor operation on packed row-major arrays of one dtype.
+    """Tensor operation on packed row-major arrays of one dtype.
 
     Attributes:
       kind: contract, permute, elementwise_binary, elementwise_trinary or reduce.
-      dtype: of every array.
-      extents: of each mode.
-      operands: the modes of each operand; C's, where it is there, are the result's.
-      result: the modes of the result.
-      unary: the unary operator of each operand.
-      combine: the binary operators in the order in which they are applied; of reduce, its own.
+      dtype: dtype of every array.
+      extents: size of each mode.
+      operands: modes of each operand; C, if present, has the result's modes.
+      result: modes of the result.
+      unary: unary operator of each operand.
+      combine: binary operators in the order in which they are applied; for reduce, its operator.
       scalars: alpha, beta and gamma.
-      compute: how numbers are multiplied and added, as cuTENSOR calls it.
-      algorithm: of a contraction, as cuTENSOR calls it.
+      compute: cuTENSOR's name of the compute type.
+      algorithm: cuTENSOR's name of the algorithm of a contraction.
     """
 
     kind: str
@@ -50,7 +47,7 @@ class Operation:
     algorithm: str = "default"
 
     def attributes(self, workspace_bytes: int = 0) -> dict:
-        """The attributes of the FFI call (csrc/ffi/cutensor.h) but its ABI number."""
+        """Return the attributes of the FFI call (csrc/ffi/cutensor.h), without the ABI number."""
         roles = dict(zip(_ROLES[self.kind], range(len(self.operands)), strict=False))
         numbers = np.array([[complex(x).real, complex(x).imag] for x in self.scalars], np.float64)
         attributes = {
@@ -74,7 +71,7 @@ class Operation:
         return attributes
 
     def query(self) -> dict:
-        """What the _cutensor module's queries take: the attributes as Python objects."""
+        """Return the attributes as Python objects, for the _cutensor module's queries."""
         return {
             key: value.tolist() if isinstance(value, np.ndarray) else value
             for key, value in self.attributes().items()
@@ -82,22 +79,22 @@ class Operation:
 
     @property
     def in_dtype(self) -> str:
-        """The operands' dtype, as the C++ side spells it."""
+        """Name of the operands' dtype on the C++ side."""
         return DTYPE_NAMES.get(self.dtype, str(self.dtype))
 
     def shape(self, modes: Modes) -> tuple[int, ...]:
-        """The shape of an array of these modes."""
+        """Return the shape of an array with these modes."""
         return tuple(self.extents[mode] for mode in modes)
 
     @property
     def bytes(self) -> int:
-        """Least memory traffic: every operand read and the result written once."""
+        """Least memory traffic in bytes: every operand read and the result written once."""
         arrays = (*self.operands, self.result)
         return sum(math.prod(self.shape(modes)) for modes in arrays) * self.dtype.itemsize
 
     @property
     def flops(self) -> int:
-        """Real multiplications and additions of a contraction; elements read, of anything else."""
+        """Real multiplications and additions of a contraction; elements read by other kinds."""
         if self.kind != "contract":
             return sum(math.prod(self.shape(modes)) for modes in self.operands)
         per_product = 8 if self.dtype.kind == "c" else 2
@@ -111,7 +108,7 @@ class Operation:
 
 
 def dot_dimensions(a: Modes, b: Modes, result: Modes):
-    """A contraction as dot_general's dimension numbers and a permutation of its result."""
+    """Return a contraction as dot_general's dimension numbers and a permutation of its result."""
     batch = [mode for mode in a if mode in b and mode in result]
     contracted = [mode for mode in a if mode in b and mode not in result]
     taken = {*batch, *contracted}
@@ -124,7 +121,7 @@ def dot_dimensions(a: Modes, b: Modes, result: Modes):
 
 
 def exchanges_operands(dimension_numbers, permutation: tuple[int, ...], lhs_ndim: int) -> bool:
-    """Whether a permuted product is that of the exchanged operands as it comes out."""
+    """Return whether exchanging the operands of a permuted product removes the permutation."""
     (lhs_contract, _), (lhs_batch, _) = dimension_numbers
     num_batch, ndim = len(lhs_batch), len(permutation)
     first_of_rhs = lhs_ndim - len(lhs_contract)

@@ -1,14 +1,14 @@
-"""The one description of a product with a packed weight (core/packed_problem.h).
+"""Description of a GEMM with weight-only quantization, the mirror of csrc/core/packed_problem.h.
 
 product:  D[m,n] = sum over k of X[m,k] * w[k,n]
 weight:   D[n,k] = w[k,n] = (u[k,n] - zero[k / group_size, n]) * scale[k / group_size, n]
           [* column_scale[n]]
-grouped:  a product of tokens sorted by expert, each by the weight of its own; 0 in rows of none, in
-          every result
+grouped:  product of tokens sorted by expert, each token by its expert's weight; rows without an
+          expert are 0 in every result
 
-X of 8-bit floats has a scale for each row, which its sums are multiplied by. D and more results may
-be what a function makes of a product, or, of a gated one, of its first half of columns and its
-second.
+X of 8-bit floats has per-row scales, by which the accumulators are multiplied. An epilogue function
+may compute D and further results from the accumulators. In a gated GEMM, the first half of the
+weight's columns is the gate and the second half is up.
 """
 
 import dataclasses
@@ -20,28 +20,28 @@ from jax_tcgemm.problem.function import Function, attributes_of
 
 @dataclasses.dataclass(frozen=True)
 class PackedProblem:
-    """A product of rows and a packed weight (`problem.packed_weight`), or that weight.
+    """Product with a packed weight (`problem.packed_weight`), or dequantization of that weight.
 
     Attributes:
       form: "product", "weight" or "grouped".
-      m: rows of X and D; 0 of a weight.
-      n: columns, those that fill up the last tile included; of an expert.
-      k: what is contracted.
+      m: rows of X and D; 0 in form "weight".
+      n: columns of the weight, of one expert if grouped, with padding to whole tiles.
+      k: rows of the weight, the contracted dimension.
       group_size: rows of the weight that share a scale; it divides k.
       bits: bits per element: 4 or 8.
       code: what the bits stand for: "integer", "table", or a float: "float4_e2m1fn",
         "float8_e4m3fn" or "float8_e5m2".
-      zero: zero of all integers, if there are no zero points; else 0.
+      zero: the zero of all integers without zero points; else 0.
       zero_points: whether each group and column has a zero of its own.
       scale: dtype of scales.
-      in_dtype: dtype of X; of a weight that of D.
+      in_dtype: dtype of X; in form "weight" the dtype of D.
       out_dtype: dtype of D.
-      experts: weights that the call has; 1 unless grouped.
-      num_sizes: length of group_sizes, of all experts there are; 0 unless grouped.
-      column_scales: whether each column has a float32 scale beside the block scales.
-      gated: the function is of both halves of the columns; of products only.
-      function: what follows the product, of products only; None: nothing. Its inner batch level is
-        the expert.
+      experts: number of weights of the call; 1 unless grouped.
+      num_sizes: length of group_sizes, which counts all experts; 0 unless grouped.
+      column_scales: whether each column has a float32 scale besides the block scales.
+      gated: whether `function` takes two accumulators, gate and up; not in form "weight".
+      function: epilogue function, or None; not in form "weight". Its inner batch level is the
+        expert.
     """
 
     form: str
@@ -66,47 +66,47 @@ class PackedProblem:
 
     @property
     def compute(self) -> str:
-        """The accumulator."""
+        """Compute type of the accumulators."""
         return "f32"
 
     def attributes(self) -> dict:
-        """What of the attribute `packed` (csrc/core/packed_problem.h) the problem determines."""
+        """Return the problem's fields of the attribute `packed` (csrc/core/packed_problem.h)."""
         return {k: v for k, v in self.query().items() if not k.endswith("_dtype")}
 
     def query(self) -> dict:
-        """What the modules' packed.reject() and packed.workspace_bytes() take."""
+        """Return the problem as the modules' packed.reject() and workspace_bytes() take it."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["row_scales"] = self.row_scales
         return fields | attributes_of(fields.pop("function"))
 
     @property
     def row_scales(self) -> bool:
-        """Whether each row of X has a factor: of 8-bit floats."""
+        """Whether X has per-row scales, as 8-bit floats have."""
         return DTYPES[self.in_dtype] in FLOAT8
 
     @property
     def rows_of_weight(self) -> int:
-        """About how many rows each weight is multiplied by; that of experts nearly all are read."""
+        """Rows of X for each weight, on average over all experts if grouped."""
         return self.m if self.form != "grouped" else -(-self.m // self.num_sizes)
 
     @property
     def weights_read(self) -> int:
-        """How many weights a call reads at most: experts without tokens are not read."""
+        """The most weights that a call reads; weights of experts without tokens are not read."""
         return max(min(self.experts, self.m), 1) if self.form == "grouped" else 1
 
     @property
     def d_columns(self) -> int:
-        """Columns of D."""
+        """Number of columns of D."""
         return self.n // 2 if self.gated else self.n
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions."""
+        """Number of multiplications and additions."""
         return 2 * self.m * self.n * self.k
 
     @property
     def bytes(self) -> int:
-        """Least memory traffic: everything once, of experts as many as can have tokens."""
+        """Least memory traffic in bytes: everything once; if grouped, `weights_read` weights."""
         x, out = (DTYPES[dtype].itemsize for dtype in (self.in_dtype, self.out_dtype))
         of_group = DTYPES[self.scale].itemsize + 2 * self.zero_points
         of_column = self.k * self.bits // 8 + self.k // self.group_size * of_group

@@ -1,22 +1,22 @@
-"""Packed weights: integers of 4 or 8 bits in the order in which a kernel reads them.
+"""Packed weights: 4-bit or 8-bit integers in the kernels' prepacked layout.
 
-A weight of shape (k, n), whose elements are (u - zero) * scale * column_scale with unsigned u, lies
-in memory as
+A weight of shape (k, n) has the elements (u - zero) * scale * column_scale with unsigned u. It is
+stored as arrays of bytes:
 
     values         (tiles, pieces, 512)    16 columns, and 64 rows of 4 bits or 32 rows of 8 bits
     scales         (tiles, groups, 16 * bytes)
     zero_points    (tiles, groups, 32)     int16
-    column_scales  (tiles, 1, 64)          float32, in the order of the scales of one group
+    column_scales  (tiles, 1, 64)          float32, in the layout of the scales of one group
 
-of bytes; of stacked weights (*stacked, tiles, ...). A piece is what a warp multiplies from
-registers: 16 bytes for each lane, its own elements of A in `mma.m16n8k16` of the transposed
-product. In a block of 32 rows lane 4g + c has the rows 8c to 8c + 7, so that of x it reads 16 bytes
-at a time, and of the columns g and g + 8:
+Stacked weights have leading dimensions: (*stacked, tiles, ...). The 512 bytes of `values` are the
+fragment of one warp, 16 bytes for each lane: the lane's elements of A in `mma.m16n8k16` of the
+transposed product. In a block of 32 rows, lane 4g + c has rows 8c to 8c + 7 of columns g and g + 8,
+so that it reads 16 consecutive bytes of a 16-bit x:
 
-    row     64 chunk + 32 b + 8 c + 4 s + 2 h + e     step s of block b, half h of A, element e
-    column  16 tile + 8 r + g                         r tells rows g and g + 8 of A apart
+    row     64 chunk + 32 b + 8 c + 4 s + 2 h + e     MMA s of block b, K half h of A, element e
+    column  16 tile + 8 r + g                         r selects row g or g + 8 of A
 
-csrc/kernels/packed has the other side.
+csrc/kernels/packed reads this layout.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from jax import lax
 VERSION = 1
 TILE = 16
 PIECE_BYTES = 512
-# Rows are filled up to this many.
+# Rows are padded to a multiple of this.
 CHUNK = 64
 GROUP_SIZES = (16, 32, 64, 128)
 WIDE_SCALE_DTYPES = ("bfloat16", "float16", "float32")
@@ -54,19 +54,19 @@ E2M1 = (
 
 
 class Coding(NamedTuple):
-    """How integers are stored: in so many bits, plus an offset that makes them unsigned."""
+    """Storage of integers: the number of bits, and the offset added to make them unsigned."""
 
     bits: int
     offset: int
 
     @property
     def least(self) -> int:
-        """The smallest integer."""
+        """Smallest integer."""
         return -self.offset
 
     @property
     def largest(self) -> int:
-        """The largest integer."""
+        """Largest integer."""
         return 2**self.bits - 1 - self.offset
 
 
@@ -84,17 +84,17 @@ FLOAT8_NAMES = ("float8_e4m3fn", "float8_e5m2")
 
 @dataclasses.dataclass(frozen=True)
 class PackedFormat:
-    """What is static of a packed weight.
+    """Static properties of a packed weight.
 
     Attributes:
-      shape: (k, ...), of the weight.
-      group_size: rows that share a scale; k for whole columns.
+      shape: shape (k, ...) of the weight.
+      group_size: rows that share a scale; k for per-column scales.
       qtype: "int4", "uint4", "int8", "uint8", "table", "float8_e4m3fn" or "float8_e5m2".
-      scale_dtype: of the scales, by name.
-      table: the 16 values that a table's integers stand for, else None.
-      version: of the order in which all that lies in memory.
+      scale_dtype: name of the scales' dtype.
+      table: the 16 values of a lookup table; None for other types.
+      version: version of the prepacked layout.
       has_zero_points: whether each group and column has a zero point.
-      has_column_scales: whether each column has a float32 scale beside the block scales.
+      has_column_scales: whether each column has a float32 scale besides the block scales.
     """
 
     shape: tuple[int, ...]
@@ -120,27 +120,27 @@ class PackedFormat:
 
     @property
     def coding(self) -> Coding:
-        """How integers are stored."""
+        """Storage of the integers."""
         return CODINGS[self.qtype]
 
     @property
     def k(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return self.shape[0]
 
     @property
     def n(self) -> int:
-        """Columns."""
+        """Number of columns."""
         return math.prod(self.shape[1:])
 
     @property
     def groups(self) -> int:
-        """Scales of a column."""
+        """Number of scales of a column."""
         return max(self.k // max(self.group_size, 1), 1)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the arrays of bytes by name, in the order in which kernels take these."""
+        """Shapes of the byte arrays by name, in the order of a kernel's operands."""
         tiles = -(-self.n // TILE)
         pieces = -(-self.k // CHUNK) * (self.coding.bits // 4)
         scale_bytes = TILE * jnp.dtype(self.scale_dtype).itemsize
@@ -156,14 +156,14 @@ class PackedFormat:
 
 
 def group_size_within(size: int, least: int = GROUP_SIZES[0]) -> int | None:
-    """The largest group size, from `least` on, that divides a number of rows, or None."""
+    """Return the largest supported group size, at least `least`, that divides `size`; or None."""
     return next((own for own in reversed(GROUP_SIZES) if own >= least and size % own == 0), None)
 
 
 class Unpacked(NamedTuple):
-    """What `pack_weights` was given: integers as int8 or uint8, everything else unchanged.
+    """Arguments of `pack_weights`, recovered from a packed weight.
 
-    Column scales are float32, one per column.
+    Integers are int8 or uint8; column scales are float32, one per column.
     """
 
     q: jax.Array
@@ -180,21 +180,21 @@ class Unpacked(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class PackedWeight:
-    """A weight of few bits, as `pack_weights` makes it, in the order in which a kernel reads it.
+    """Weight of 4 or 8 bits in the kernels' prepacked layout, as `pack_weights` returns it.
 
-    It is a pytree of bytes, so that nothing converts it by mistake, and has no derivatives:
-    `jax.grad(..., allow_int=True)` gives float0 for it. Several of one format can be stacked, as
-    the weights of experts are (`ragged_dot`), mapped by `jax.vmap` or taken one by one by
+    A packed weight is a pytree of bytes, so that no cast converts it by mistake. It has no
+    derivative: `jax.grad(..., allow_int=True)` returns float0 for it. Weights of one format can be
+    stacked (as experts' weights for `ragged_dot`), mapped by `jax.vmap`, or scanned by
     `jax.lax.scan`.
 
     Attributes:
-      values: the integers; see jax_tcgemm/problem/packed_weight.py for the order.
+      values: the integers; jax_tcgemm/problem/packed_weight.py describes the layout.
       scales: bytes of the scales.
       zero_points: bytes of the zero points, or None.
-      order: None, or the row of the weight that each packed row is, where groups are not of
-        neighbours.
-      format: all that is static.
-      column_scales: bytes of the float32 scales of columns, or None.
+      order: None, or for each packed row its row in the weight, where the rows of a group are not
+        adjacent.
+      format: static properties.
+      column_scales: bytes of the float32 per-column scales, or None.
     """
 
     values: jax.Array
@@ -206,34 +206,34 @@ class PackedWeight:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the weight, (k, ...), after the dimensions along which several are stacked."""
+        """Shape of the weight, (*stacked, k, ...)."""
         return (*self.values.shape[:-3], *self.format.shape)
 
     @property
     def ndim(self) -> int:
-        """The number of its dimensions."""
+        """Number of dimensions."""
         return len(self.shape)
 
     @property
     def dtype(self):
-        """That of its scales; bfloat16 if these are 8-bit floats."""
+        """Dtype of the scales; bfloat16 for scales of 8-bit floats."""
         dtype = jnp.dtype(self.format.scale_dtype)
         return jnp.dtype(jnp.bfloat16) if dtype.itemsize == 1 else dtype
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
+        """Size in bytes."""
         return sum(x.nbytes for x in jax.tree.leaves(self))
 
     def unpack(self) -> Unpacked:
-        """What `pack_weights` was given."""
+        """Return the arguments that `pack_weights` was given."""
         return _unpack(self)
 
     def dequantize(self, dtype=None) -> jax.Array:
-        """The weight as an array, computed in float32 and rounded once.
+        """Dequantize the weight, in float32 with one rounding.
 
         Args:
-          dtype: of the array; None takes the dtype of the weight.
+          dtype: dtype of the result; None takes the dtype of the weight.
         """
         return _dequantize(self, self.dtype if dtype is None else jnp.dtype(dtype))
 
@@ -246,13 +246,13 @@ def _mapped(f, w: PackedWeight):
 
 # --- packing ------------------------------------------------------------------------------------
 
-# Outside of `jax.jit`, packing and unpacking are one program each; inside of it, the operations
-# that they are made of.
+# Outside `jax.jit`, packing and unpacking are one program each; inside, their operations are
+# inlined.
 
 
 @functools.partial(jax.jit, static_argnames="form", inline=True)
 def packed(q, scale, zero_point, order, column_scale, form: PackedFormat) -> PackedWeight:
-    """Packs checked arrays of shapes (k, n) and (groups, n), and column scales of shape (n,)."""
+    """Pack checked arrays of shapes (k, n) and (groups, n), and column scales of shape (n,)."""
     offset = form.coding.offset
     if order is not None:
         q = q[order]
@@ -270,7 +270,7 @@ def packed(q, scale, zero_point, order, column_scale, form: PackedFormat) -> Pac
 
 
 def with_column_scales(w: PackedWeight) -> PackedWeight:
-    """The same weight with column scales, which are 1 where it had none."""
+    """Return the weight with column scales; missing ones are 1."""
     if w.column_scales is not None:
         return w
     ones = _packed_factors(jnp.ones((1, w.format.n), jnp.float32))
@@ -286,8 +286,8 @@ def _packed_values(u, form: PackedFormat):
     u = u.reshape(chunks, 2, 4, 2, 2, 2, tiles, 2, 8)
     chunk, b, c, s, h, e, tile, r, g = range(9)
     if form.coding.bits == 4:
-        # A word is a step; its nibbles are pairs of a0 to a3, apart by 16 bits, which are converted
-        # together, or of a table side by side, as which they are looked up.
+        # A 32-bit word is one MMA's fragment. Its nibbles are pairs of a0 to a3: 16 bits apart for
+        # conversion of both at once, or adjacent for lookup of both in a table.
         nibbles = (h, r, e) if form.has_lookup else (e, h, r)
         u = jnp.transpose(u, (tile, chunk, g, c, b, s, *nibbles))
         u = u[..., 0] | u[..., 1] << 4
@@ -297,7 +297,7 @@ def _packed_values(u, form: PackedFormat):
 
 
 def _packed_factors(x):
-    """Of groups of columns: those of columns g and g + 8 side by side."""
+    """Pack scales or zero points of shape (groups, n), with columns g and g + 8 adjacent."""
     groups, n = x.shape
     tiles = -(-n // TILE)
     if x.dtype.itemsize == 1:  # Padded as bytes: float8_e8m0fnu has no zero.
@@ -321,7 +321,7 @@ def _dequantize(w: PackedWeight, dtype) -> jax.Array:
 
 
 def integers(values, form: PackedFormat) -> jax.Array:
-    """The unsigned integers, of shape (k, tiles * 16)."""
+    """Return the unsigned integers, of shape (k, tiles * 16)."""
     tiles, chunks = values.shape[0], -(-form.k // CHUNK)
     if form.coding.bits == 4:
         u = jnp.stack((values & 15, values >> 4), -1).reshape(tiles, chunks, 8, 4, 2, 2, 2, 2, 2)
@@ -331,13 +331,13 @@ def integers(values, form: PackedFormat) -> jax.Array:
         u = values.reshape(tiles, chunks, 2, 8, 4, 2, 2, 2, 2)
         tile, chunk, b, g, c, s, h, e, r = range(9)
     u = jnp.transpose(u, (chunk, b, c, s, h, e, tile, r, g))
-    # Tiles may be divided over devices: one reshape for each dimension.
+    # Tiles may be sharded over devices, so that each dimension is reshaped separately.
     u = u.reshape(chunks * CHUNK, tiles, 2, 8)[: form.k]
     return u.reshape(form.k, tiles * TILE)
 
 
 def factors(x, dtype) -> jax.Array:
-    """Scales or zero points, of shape (groups, tiles * 16)."""
+    """Return scales or zero points, of shape (groups, tiles * 16)."""
     tiles, groups, num_bytes = x.shape
     size = num_bytes // TILE
     x = x.reshape(tiles, groups, 8, 2, *([size] if size > 1 else []))
@@ -346,10 +346,10 @@ def factors(x, dtype) -> jax.Array:
 
 
 def scale_as_float32(scale) -> jax.Array:
-    """Scales in float32, exactly."""
+    """Convert scales to float32, exactly."""
     if scale.dtype != jnp.float8_e8m0fnu:
         return scale.astype(jnp.float32)
-    # By bits: a conversion by way of a narrower dtype would overflow.
+    # Bitwise, since a conversion through a narrower dtype could overflow.
     exponent = lax.bitcast_convert_type(scale, jnp.uint8).astype(jnp.int32)
     bits = jnp.where(exponent == 0, 1 << 22, exponent << 23)  # 2^-127 is subnormal.
     bits = jnp.where(exponent == 255, 255 << 23 | 1 << 22, bits)  # NaN
@@ -357,7 +357,7 @@ def scale_as_float32(scale) -> jax.Array:
 
 
 def dequantized(w: PackedWeight, dtype) -> jax.Array:
-    """The array of shape (k, tiles * 16), its rows as they are packed."""
+    """Dequantize to shape (k, tiles * 16), with rows in packed order."""
     form = w.format
     u = integers(w.values, form)
     scale = scale_as_float32(factors(w.scales, form.scale_dtype))
@@ -380,12 +380,12 @@ def dequantized(w: PackedWeight, dtype) -> jax.Array:
 
 
 def stacked_dequantized(w: PackedWeight, dtype) -> jax.Array:
-    """The same of weights that may be stacked, of shape (*stacked, k, tiles * 16)."""
+    """Dequantize a possibly stacked weight to shape (*stacked, k, tiles * 16)."""
     return _mapped(lambda w: dequantized(w, dtype), w)
 
 
 def _in_order(rows, w: PackedWeight):
-    """Rows as they were, without columns that fill up."""
+    """Restore the original order of rows, and drop padded columns."""
     rows = rows[:, : w.format.n]
     return rows if w.order is None else jnp.zeros_like(rows).at[w.order].set(rows)
 

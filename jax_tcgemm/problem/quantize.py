@@ -1,4 +1,4 @@
-"""The one description of a rounding to 8 bits, as the C++ side knows it (core/quantize_problem.h).
+"""Description of a quantization to 8 bits, the mirror of csrc/core/quantize_problem.h.
 
 scale = max(abs(X)) * (1 / largest number),  values = round(X * (1 / scale))
 """
@@ -16,15 +16,15 @@ BLOCK = 128
 
 @dataclasses.dataclass(frozen=True)
 class QuantizeProblem:
-    """An array's values of 8 bits and their scales, and those of its transpose.
+    """Quantization of an array, and optionally of its transpose, to 8-bit values and scales.
 
     Attributes:
-      form: "rows", "lines" of 1 by 128 and "blocks" of 128 by 128 say what has one scale; "scaled":
-        each entry of the batch is given one.
-      batch: entries.
-      rows: of each.
-      columns: of each.
-      transposed: whether the transpose is quantized, too; not where form is "rows".
+      form: the block of elements that share a scale: "rows", "lines" of 1 x 128, or "blocks" of
+        128 x 128; or "scaled", where each batch entry has a given scale.
+      batch: number of batch entries.
+      rows: rows of each entry.
+      columns: columns of each entry.
+      transposed: whether the transpose is also quantized; not in form "rows".
       in_dtype: dtype of X.
       out_dtype: dtype of the values.
     """
@@ -41,19 +41,19 @@ class QuantizeProblem:
 
     @property
     def compute(self) -> str:
-        """What everything is computed in."""
+        """Compute type of all arithmetic."""
         return "f32"
 
     def attributes(self) -> dict:
-        """What of the attribute `quantize` the problem determines."""
+        """Return the problem's fields of the attribute `quantize`."""
         return {k: v for k, v in dataclasses.asdict(self).items() if not k.endswith("_dtype")}
 
     def query(self) -> dict:
-        """What the modules' quantize.reject() and quantize.workspace_bytes() take."""
+        """Return the problem as the modules' quantize.reject() and workspace_bytes() take it."""
         return dataclasses.asdict(self)
 
     def results(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """The arrays of the result, by the names that the C++ side has for them."""
+        """Return the types of the result arrays, by their names on the C++ side."""
         found = self._results("", self.rows, self.columns)
         return found | (
             self._results("transposed_", self.columns, self.rows) if self.transposed else {}
@@ -70,13 +70,13 @@ class QuantizeProblem:
 
     @property
     def flops(self) -> int:
-        """Multiplications, and comparisons where scales are not given."""
+        """Number of multiplications, and of comparisons where scales are not given."""
         each = (1 + self.transposed) * (1 if self.form == "scaled" else 2)
         return each * self.batch * self.rows * self.columns
 
     @property
     def bytes(self) -> int:
-        """Least memory traffic: everything once."""
+        """Least memory traffic in bytes: everything once."""
         given = 4 * self.batch * (self.form == "scaled")
         x = self.batch * self.rows * self.columns * DTYPES[self.in_dtype].itemsize
         written = (r.size * r.dtype.itemsize for r in self.results().values())
@@ -95,11 +95,11 @@ class QuantizeProblem:
 
 
 def form_of(shape: tuple[int, ...], tile: tuple[int, ...]) -> str | None:
-    """What a problem with a scale for each tile is called; None where there is none of that.
+    """Return the form of a problem with one scale for each tile; None where no form has such tiles.
 
     Args:
-      shape: of the array, of two dimensions at least.
-      tile: the extents of what has one scale.
+      shape: shape of the array, with two dimensions at least.
+      tile: shape of the block of elements that share a scale, with as many dimensions.
     """
     *leading, down, across = tile
     if any(extent != 1 for extent in leading):

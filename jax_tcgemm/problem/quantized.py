@@ -1,4 +1,4 @@
-"""Quantized arrays: values of few bits, and what they are to be multiplied by."""
+"""Quantized arrays: values of few bits with block scales."""
 
 import dataclasses
 import functools
@@ -18,21 +18,21 @@ _FIELDS = ("qvalue", "scale", "zero_point", "qtype")
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class QuantizedArray:
-    """An array as values of few bits and scales, as `quantize` makes it.
+    """Array quantized to values of few bits and scales, as `quantize` returns it.
 
         array ~ (qvalue - zero_point) * scale
 
-    where scales are repeated to the shape of what they scale. It is a pytree, and has the fields of
-    Qwix's `QArray`: products take either.
+    where scales are repeated to the shape of the values. A QuantizedArray is a pytree with the
+    fields of Qwix's `QArray`; products take either.
 
     Attributes:
-      qvalue: the values, of the shape of the array.
-      scale: floating-point array of as many dimensions. Along each, a scale is for
+      qvalue: the values, with the shape of the array.
+      scale: floating-point array with as many dimensions. Along dimension i, each scale is for
         `qvalue.shape[i] // scale.shape[i]` elements.
-      zero_point: None, or integers of the shape of scale or of any other that repeats so.
-      qtype: what the values are meant to be; None takes their dtype.
-      block: None, or the extents of blocks along the last dimensions, where shapes do not say them,
-        since a last block is short.
+      zero_point: None, or integers of any shape that repeats to that of the values like `scale`.
+      qtype: nominal dtype of the values; None takes the dtype of `qvalue`.
+      block: None, or the block shape along the last dimensions, which is needed where the last
+        block of a dimension is short.
 
     Examples:
       >>> import jax.numpy as jnp, jax_tcgemm
@@ -55,33 +55,33 @@ class QuantizedArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the array."""
+        """Shape of the array."""
         return self.qvalue.shape
 
     @property
     def ndim(self) -> int:
-        """The number of its dimensions."""
+        """Number of dimensions."""
         return self.qvalue.ndim
 
     @property
     def tile(self) -> tuple[int, ...]:
-        """The extents of a block of every dimension, of which the last may be short."""
+        """Block size along every dimension; the last block of a dimension may be short."""
         whole = tuple(n // max(own, 1) for n, own in zip(self.shape, self.scale.shape, strict=True))
         if self.block is None:
             return whole
         block = (1,) * (self.ndim - len(self.block)) + self.block
-        # What one scale is for, or has a scale for each, needs not be said.
+        # Dimensions with one scale, or with a scale for each element, do not depend on `block`.
         says = [own in (1, n) for n, own in zip(self.shape, self.scale.shape, strict=True)]
         return tuple(w if is_said else b for w, b, is_said in zip(whole, block, says, strict=True))
 
     @property
     def dtype(self):
-        """That of the array once it is dequantized."""
+        """Dtype of the dequantized array."""
         return self.scale.dtype
 
     @property
     def mT(self) -> "QuantizedArray":  # noqa: N802
-        """With the last two dimensions exchanged."""
+        """Transpose of the last two dimensions."""
         block = self.block and (*(1,) * (2 - len(self.block)), *self.block)
         block = block and (*block[:-2], block[-1], block[-2])
         arrays = (self.qvalue, self.scale, self.zero_point)
@@ -89,17 +89,17 @@ class QuantizedArray:
 
 
 def is_quantized(x) -> bool:
-    """Whether something is a quantized array, ours or another library's."""
+    """Return whether `x` is a quantized array, ours or another library's."""
     return not isinstance(x, jax.Array) and all(hasattr(x, name) for name in _FIELDS)
 
 
 def spread(factors: jax.Array, shape: tuple[int, ...], tile=None) -> jax.Array:
-    """One for each element along dimensions that have several; 1 stays where one is for all.
+    """Repeat block scales or zero points to one for each element; dimensions of size 1 stay.
 
     Args:
       factors: scales or zero points of blocks.
-      shape: of what they are for.
-      tile: the extents of blocks; None where `shape // factors.shape` are them.
+      shape: shape of the quantized array.
+      tile: block shape; None takes `shape // factors.shape`.
     """
     for axis, extent in enumerate(shape):
         if (own := factors.shape[axis]) not in (1, extent):
@@ -109,7 +109,7 @@ def spread(factors: jax.Array, shape: tuple[int, ...], tile=None) -> jax.Array:
 
 
 def spread_along(axis: int, factors: jax.Array, extent: int, size: int) -> jax.Array:
-    """One for each of `extent` elements of a dimension, of blocks of `size`."""
+    """Repeat scales of blocks of `size` along an axis, to one for each of `extent` elements."""
     factors = repeated(axis, factors, size)
     if factors.shape[axis] == extent:
         return factors
@@ -117,7 +117,7 @@ def spread_along(axis: int, factors: jax.Array, extent: int, size: int) -> jax.A
 
 
 def repeated(axis: int, x: jax.Array, size: int) -> jax.Array:
-    """`jnp.repeat`, also along a dimension that explicit mesh axes divide."""
+    """Repeat like `jnp.repeat`, also along a dimension that is sharded over explicit mesh axes."""
     before, number, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
     x = jnp.broadcast_to(jnp.expand_dims(x, axis + 1), (*before, number, size, *after))
     return x.reshape(*before, number * size, *after)
@@ -125,7 +125,7 @@ def repeated(axis: int, x: jax.Array, size: int) -> jax.Array:
 
 @functools.partial(jax.jit, inline=True)
 def dequantized(x: QuantizedArray) -> jax.Array:
-    """The array, computed in float32 at least and rounded once to the dtype of the scales."""
+    """Dequantize in float32 or wider, and round once to the dtype of the scales."""
     wide = wide_dtype(x.scale.dtype)
     values = x.qvalue.astype(wide)
     if x.zero_point is not None:

@@ -1,13 +1,13 @@
-"""The one description of a grouped product, as the C++ side knows it (csrc/core/ragged_problem.h).
+"""Description of a grouped product, the mirror of csrc/core/ragged_problem.h.
 
-The tokens are the rows of A, in groups of consecutive ones whose sizes only the device knows.
+The tokens are the rows of A, in groups of consecutive rows with device-resident `group_sizes`.
 
 rows:         D[b, i, n] = sum_k A[b, i, k] * op(B)[b, g, k, n] for the rows i of group g, else 0
 contraction:  D[b, g, m, n] = sum over the rows i of group g of A[b, i, m] * B[b, i, n]
 
-In the form rows D and more results may be what a function makes of the product of each group, or
-of those by two matrices, and of further operands. A may be gathered: token i is then A[gather[i]].
-Both operands may have factors of blocks, those of a contraction where their tokens are last.
+In form "rows", an epilogue function may compute D and further results from the accumulators, of
+which a gated GEMM has two, and from further operands. A may be gathered: token i is then
+A[gather[i]]. Both operands may have block scales; in form "contraction" only with `tokens_last`.
 """
 
 import dataclasses
@@ -20,33 +20,33 @@ from jax_tcgemm.problem.gemm import BlockFactors, numbers_of
 
 @dataclasses.dataclass(frozen=True)
 class RaggedProblem:
-    """A grouped product over flat, packed, row-major buffers.
+    """Grouped product over flat, packed, row-major buffers.
 
     Attributes:
       form: "rows" or "contraction".
       batch: number of independent products.
       m: rows of D; the tokens, in form "rows".
       n: columns of D.
-      k: what is summed over; the tokens, in form "contraction".
+      k: size of the contracted dimension; the tokens, in form "contraction".
       groups: groups of B ("rows") or of D ("contraction").
       num_sizes: length of group_sizes, of which `groups` from group_offset on are computed.
-      b_transposed: B lies as (groups, n, k) and not (groups, k, n), gated as (groups, 2, n, k); in
-        form "rows".
-      tokens_last: A lies as (m, k) and B as (n, k); in form "contraction".
-      a_batched: whether A has an entry for each batch index; else all share one.
-      b_batched: the same of B.
-      sizes_batched: the same of group_sizes and group_offset.
+      b_transposed: whether B is (groups, n, k) instead of (groups, k, n), or gated (groups, 2, n,
+        k); in form "rows".
+      tokens_last: whether A is (m, k) and B is (n, k); in form "contraction".
+      a_batched: whether A has an entry for each batch index, or one entry for all.
+      b_batched: whether B has an entry for each batch index.
+      sizes_batched: whether group_sizes and group_offset have an entry for each batch index.
       in_dtype: dtype of A and B.
       out_dtype: dtype of D.
-      compute: accumulator.
-      gated: B lies as (groups, k, 2, n), of which `n` is said here; with a function only.
-      gathered: A is gathered, from `a_rows` rows.
-      a_rows: rows of A where it is gathered, else 0.
-      function: what follows the product; None: nothing. Its batch is the batch entry and, as the
-        inner level, the group. Its results are whole.
-      factors: None, or those of A, whose rows are the tokens, or those of m, and of B, whose rows
-        are those of n and whose second level of the batch is the group, gated: each of a group's
-        two matrices.
+      compute: compute type of the accumulators.
+      gated: whether the GEMM is gated: B is (groups, k, 2, n), gate and up; with a function only.
+      gathered: whether A is gathered, from `a_rows` rows.
+      a_rows: rows of A if gathered, else 0.
+      function: epilogue function, or None. Its outer batch level is the batch entry and its inner
+        one the group. Its results are not reduced.
+      factors: None, or the block scales of A and B. Rows of A's scales are the tokens in form
+        "rows", else m; rows of B's are n. The inner batch level of B's scales is the group, or in
+        a gated GEMM each of a group's two matrices.
     """
 
     form: str
@@ -73,34 +73,34 @@ class RaggedProblem:
     kind: ClassVar[str] = "ragged"
 
     def attributes(self) -> dict:
-        """What of the attribute `ragged` (csrc/core/ragged_problem.h) the problem determines."""
+        """Return the problem's fields of the attribute `ragged` (csrc/core/ragged_problem.h)."""
         return {k: v for k, v in self.query().items() if not k.endswith("_dtype")}
 
     def query(self) -> dict:
-        """What the modules' ragged.reject() and ragged.workspace_bytes() take."""
+        """Return the problem as the modules' ragged.reject() and workspace_bytes() take it."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["factors"] = numbers_of(self.factors)
         return fields | attributes_of(fields.pop("function"))
 
     @property
     def is_bare(self) -> bool:
-        """Whether it is a product and no more."""
+        """Whether the product has no gather, epilogue function or block scales."""
         return not (self.gathered or self.function is not None or self.factors is not None)
 
     def with_rows(self, rows: int) -> "RaggedProblem":
-        """The same of one group of so many rows."""
+        """Return the unbatched problem of one group with `rows` tokens."""
         changed = {"m": rows} if self.form == "rows" else {"k": rows}
         a_rows = rows if self.gathered else 0
         return dataclasses.replace(self, batch=1, groups=1, num_sizes=1, a_rows=a_rows, **changed)
 
     @property
     def tokens(self) -> int:
-        """Rows of A, over all groups."""
+        """Number of tokens in all groups."""
         return self.m if self.form == "rows" else self.k
 
     @property
     def flops(self) -> int:
-        """Real multiplications and additions when every token is in a group computed here."""
+        """Real multiplications and additions if every token is in a group computed here."""
         per_product = 8 if self.out_dtype in ("c64", "c128") else 2
         return per_product * self.batch * self.m * self._b_columns * self.k
 
@@ -110,7 +110,7 @@ class RaggedProblem:
 
     @property
     def bytes(self) -> int:
-        """Memory traffic when every group has tokens: each element of A, B and D once."""
+        """Memory traffic in bytes if every group has tokens: each element of A, B and D once."""
         rows = self.form == "rows"
         a = (self.batch if self.a_batched else 1) * self.m * self.k
         b = (self.groups if rows else 1) * self.k * self._b_columns

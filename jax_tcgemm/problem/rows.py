@@ -1,4 +1,4 @@
-"""The one description of sums and products of rows, as the C++ side knows it (core/rows_problem.h).
+"""Description of sums and dot products of indexed rows, the mirror of csrc/core/rows_problem.h.
 
 sums:  D[t] = sum of weights[p] * A[indices[p]] over the pairs p of target t
 dots:  D[p] = sum over n of A[indices[p], n] * B[b_indices[p], n]
@@ -12,7 +12,7 @@ from jax_tcgemm.problem.dtypes import DTYPES
 
 @dataclasses.dataclass(frozen=True)
 class RowsProblem:
-    """Sums or products of rows of packed, row-major matrices, taken through indices.
+    """Sums or dot products of indexed rows of packed, row-major matrices.
 
     Attributes:
       form: "sums" or "dots".
@@ -38,30 +38,30 @@ class RowsProblem:
 
     @property
     def compute(self) -> str:
-        """The accumulator, and the dtype of weights and of products."""
+        """Compute type of accumulators; also the dtype of weights and of D in form "dots"."""
         return "f64" if self.in_dtype == "f64" else "f32"
 
     @property
     def out_dtype(self) -> str:
-        """The dtype of D."""
+        """Dtype of D."""
         return self.in_dtype if self.form == "sums" else self.compute
 
     def attributes(self) -> dict:
-        """What of the FFI attribute `rows` (csrc/core/rows_problem.h) the problem determines."""
+        """Return the problem's fields of the FFI attribute `rows` (csrc/core/rows_problem.h)."""
         return {k: v for k, v in dataclasses.asdict(self).items() if not k.endswith("_dtype")}
 
     def query(self) -> dict:
-        """What the modules' rows.reject() and rows.workspace_bytes() take."""
+        """Return the problem as the modules' rows.reject() and workspace_bytes() take it."""
         return dataclasses.asdict(self)
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions."""
+        """Number of multiplications and additions."""
         return 2 * self.pairs * self.n
 
     @property
     def bytes(self) -> int:
-        """Memory traffic: a row for each pair and operand, and D."""
+        """Memory traffic in bytes: a row for each pair and operand, indices and weights, and D."""
         in_bytes, wide_bytes = DTYPES[self.in_dtype].itemsize, DTYPES[self.compute].itemsize
         if self.form == "dots":
             return self.pairs * (2 * self.n * in_bytes + 2 * 4 + wide_bytes)

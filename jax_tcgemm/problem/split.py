@@ -1,6 +1,6 @@
-"""The one description of an operand's split into parts, as the C++ side knows it.
+"""Description of the decomposition of an operand into split-precision terms.
 
-csrc/core/split_problem.h has the equations.
+The mirror of csrc/core/split_problem.h, which has the equations.
 """
 
 import dataclasses
@@ -15,20 +15,20 @@ from jax_tcgemm.problem.function import Numbers
 
 @dataclasses.dataclass(frozen=True)
 class SplitProblem:
-    """An array's parts, one after another, in rows that begin on 16 bytes.
+    """Decomposition of an array into terms, stored one after another in 16-byte-aligned rows.
 
     Attributes:
-      form: "real", "left", "right" or "right_first": of which the last two have another dimension,
-        of real and imaginary part of the result, after `middle` or before it.
-      outer: extent of the dimensions before everything that is inserted.
-      middle: of those after that, up to what is inserted next.
-      inner: of the others but the last; 1 in the first two forms.
-      columns: of the last dimension.
-      depth: what the dimension after the parts, which is middle or inner, is filled up to by zeros.
-      pitch: what the last dimension is filled up to by zeros.
-      parts: which part each product takes, in the order in which they are added.
+      form: "real", or for complex arrays "left", "right" or "right_first". The last two insert a
+        dimension for real and imaginary part of the product's result, after or before `middle`.
+      outer: size of the dimensions before all inserted ones.
+      middle: size of the dimensions between the first inserted one and the next.
+      inner: size of the remaining dimensions except the last one; 1 in forms "real" and "left".
+      columns: size of the last dimension.
+      depth: size to which the dimension after the terms (middle or inner) is padded with zeros.
+      pitch: size to which the last dimension is padded with zeros.
+      parts: the term that each product takes, in the order in which products are accumulated.
       in_dtype: dtype of the array.
-      out_dtype: dtype of the parts.
+      out_dtype: dtype of the terms.
     """
 
     form: str
@@ -46,20 +46,20 @@ class SplitProblem:
 
     @property
     def compute(self) -> str:
-        """What everything is computed in."""
+        """Compute type of all arithmetic."""
         return "f32"
 
     def attributes(self) -> dict:
-        """What of the attribute `split` the problem determines."""
+        """Return the problem's fields of the attribute `split`."""
         return {k: v for k, v in self.query().items() if not k.endswith("_dtype")}
 
     def query(self) -> dict:
-        """What the modules' split.reject() and split.workspace_bytes() take."""
+        """Return the problem as the modules' split.reject() and workspace_bytes() take it."""
         return dataclasses.asdict(self) | {"parts": Numbers.of(self.parts)}
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the result, with each of the dimensions as one."""
+        """Shape of the result, with each group of dimensions folded into one."""
         number = len(self.parts) * (1 if self.form == "real" else 2)
         if self.form == "right_first":
             return self.outer, 2, self.middle, number, self.depth, self.pitch
@@ -67,7 +67,7 @@ class SplitProblem:
         return (self.outer, number, self.depth, *component, self.pitch)
 
     def results(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """The array of the result."""
+        """Return the type of the result array by its name on the C++ side."""
         return {"d": jax.ShapeDtypeStruct(self.shape, DTYPES[self.out_dtype])}
 
     @property
@@ -76,13 +76,13 @@ class SplitProblem:
 
     @property
     def flops(self) -> int:
-        """Roundings and subtractions."""
+        """Number of roundings and subtractions."""
         components = 1 if self.form == "real" else 2
         return 2 * components * (max(self.parts) + 1) * self._elements
 
     @property
     def bytes(self) -> int:
-        """Least memory traffic: everything once."""
+        """Least memory traffic in bytes: everything once."""
         written = math.prod(self.shape) * DTYPES[self.out_dtype].itemsize
         return self._elements * DTYPES[self.in_dtype].itemsize + written
 

@@ -1,4 +1,4 @@
-"""Folds a permutation or a reduction to what our kernels for them do."""
+"""Folding of permutations and reductions to the forms that our kernels run."""
 
 import dataclasses
 import itertools
@@ -14,7 +14,7 @@ _MAX_BATCH_MODES = 4
 
 @dataclasses.dataclass(frozen=True)
 class Transposition:
-    """out[batch, c, r] = in[batch, r, c]: the fastest modes of both sides, and all others."""
+    """Batched transposition out[batch, c, r] = in[batch, r, c]; r is out's fastest mode, c in's."""
 
     rows: int
     cols: int
@@ -25,21 +25,21 @@ class Transposition:
     batch_out_strides: tuple[int, ...]
 
     def attributes(self) -> dict:
-        """The attributes of "tcgemm_transpose" (csrc/ffi/tensor_kernels.h) but their ABI number."""
+        """Return the attributes of "tcgemm_transpose" (csrc/ffi/tensor_kernels.h), without ABI."""
         return {
             key: np.array(value, np.int64) if isinstance(value, tuple) else value
             for key, value in dataclasses.asdict(self).items()
         }
 
     def query(self) -> dict:
-        """What the module's reject_transposition() takes but the size of an element."""
+        """Return the arguments of the module's reject_transposition(), without the element size."""
         fields = dataclasses.asdict(self).items()
         return {key: list(value) if isinstance(value, tuple) else value for key, value in fields}
 
 
 @dataclasses.dataclass(frozen=True)
 class Reduction:
-    """out[outer, inner] = reduce over r of in[outer, r, inner]."""
+    """Reduction out[outer, inner] = reduce over r of in[outer, r, inner]."""
 
     outer: int
     reduced: int
@@ -47,7 +47,11 @@ class Reduction:
 
 
 def merged(source: Modes, target: Modes, extents) -> tuple[list[int], list[int], dict[int, int]]:
-    """Both orders and the extents, with neighbours in both merged and modes of 1 dropped."""
+    """Merge modes that are adjacent in both source and target, and drop modes of size 1.
+
+    Returns:
+      The modes of source and of target, and the size of each mode.
+    """
     source = [mode for mode in source if extents[mode] != 1]
     target = [mode for mode in target if extents[mode] != 1]
     following = dict(itertools.pairwise(source))
@@ -64,7 +68,7 @@ def merged(source: Modes, target: Modes, extents) -> tuple[list[int], list[int],
 
 
 def fold_permutation(operation: Operation) -> Transposition | str:
-    """The transposition that a permutation is, or why it is none."""
+    """Return a permutation as a batched transposition, or why it cannot be one."""
     source, target, sizes = merged(operation.operands[0], operation.result, operation.extents)
     if len(target) < 2:
         return "it leaves every element in place"
@@ -87,7 +91,7 @@ def fold_permutation(operation: Operation) -> Transposition | str:
 
 
 def fold_reduction(operation: Operation) -> Reduction | str:
-    """The three extents of a reduction over neighbouring modes, or why it has none."""
+    """Return a reduction over adjacent modes as three sizes, or why it cannot be one."""
     modes, result = operation.operands[0], operation.result
     kept = [mode for mode in modes if mode in result]
     if kept != list(result):

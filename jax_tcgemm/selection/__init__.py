@@ -1,4 +1,4 @@
-"""Which implementation and config runs a problem."""
+"""Selection of the implementation and config that run a problem."""
 
 from jax_tcgemm.selection.choice import (
     Choice,

@@ -1,9 +1,9 @@
-"""Which implementation and config runs a problem: one component, one printable result.
+"""Selection of the implementation and config that run a problem, as one printable `Choice`.
 
-In this order: what was asked for by name; what a table of measurements says (tables.py); what the
-cost model predicts to be fastest (cost_model.py), where wgmma can run; a fixed preference.
-Everything is decided while a program is traced or lowered, from the problem, the device and tables
-that are read once in a process, so the same program always makes the same choices.
+The first of these that applies decides: an implementation named by the caller; a table of measured
+choices (tables.py); the cost model's estimated times (cost_model.py), where wgmma can run; a fixed
+order of preference. Selection happens while a program is traced or lowered, from the problem, the
+device and tables that are read once in a process, so one program always gets the same choices.
 """
 
 import collections
@@ -44,9 +44,10 @@ from jax_tcgemm.selection.implementations import (
 from jax_tcgemm.system import modules
 from jax_tcgemm.system.switches import print_choice, switch
 
-# Whose order of sums depends on how many rows there are, or that run few rows only.
+# Not batch-invariant: either the accumulation order depends on the number of rows, or the number of
+# rows is limited.
 _NOT_INVARIANT = (XLA, "cublaslt", tiny_batches.IMPLEMENTATION)
-# How much faster a prediction must be that is wrong more often than the others.
+# Factors on estimated times that are wrong more often than the others.
 _DOUBT = {"cublaslt": 1.1, "mma_sync": 1.3, tiny_batches.IMPLEMENTATION: 1.1}
 # The kinds of problems that the debug switches name an implementation for.
 _SWITCHED = ("gemm", "ragged")
@@ -54,9 +55,9 @@ _SWITCHED = ("gemm", "ragged")
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What runs a problem, why, and what was considered.
+    """Implementation and config selected for a problem, the reason, and all candidates.
 
-    `kernels` are those that a program must bring, see `kernels.program`.
+    `kernels` are the kernels that the program must embed, see `kernels.program`.
     """
 
     implementation: str
@@ -71,7 +72,7 @@ class Choice:
 
 
 def candidates(problem: AnyProblem, device: Device) -> tuple[Candidate, ...]:
-    """Every implementation and config of the device's platform, and what stops it if anything."""
+    """Return every implementation and config of the device's platform, each with its obstacle."""
     found = [
         candidate
         for implementation in IMPLEMENTATIONS_OF[problem.kind]
@@ -84,7 +85,7 @@ def candidates(problem: AnyProblem, device: Device) -> tuple[Candidate, ...]:
 
 
 def _of_xla(problem: AnyProblem, device: Device) -> tuple[Candidate, ...]:
-    """XLA in the forms in which it may be asked for a problem."""
+    """Return XLA's candidates: its own product, and on CUDA the other forms of a GEMM."""
     if problem.kind != "gemm" or device.platform != "cuda":
         return (Candidate(XLA, XLA_CONFIG, ""),)
     others = (x for x in xla_forms.FORMS if not xla_forms.obstacle(x, problem))
@@ -95,15 +96,15 @@ def _of_xla(problem: AnyProblem, device: Device) -> tuple[Candidate, ...]:
 def ranked(
     problem: Problem, device: Device, implementation: str | None = None
 ) -> list[tuple[Candidate, float | None]]:
-    """The candidates that can run a problem, the one that should be fastest first.
+    """Return the candidates that can run a problem, the preferred one first.
 
     Args:
       problem: the problem.
-      device: where it runs.
-      implementation: only its candidates; None means all.
+      device: the device that runs the problem.
+      implementation: the only implementation to rank; None ranks all.
 
     Returns:
-      Candidates, each with the microseconds that the cost model predicts, None where it cannot.
+      Candidates, each with its estimated time in microseconds, or None without an estimate.
     """
     considered = candidates(problem, device)
     if implementation is not None:
@@ -113,9 +114,12 @@ def ranked(
 
 @functools.lru_cache(maxsize=4096)
 def predicted(problem: Problem, device: Device) -> tuple[str, float] | None:
-    """What the cost model expects to be fastest for a problem, and its microseconds; or None.
+    """Return the fastest implementation by the cost model and its estimated time in microseconds.
 
-    It is not asked what was measured, so that two problems are told apart by one measure.
+    Tables of measured choices are ignored, so that times of two problems are comparable.
+
+    Returns:
+      The implementation and its time; None where the preferred candidate has no estimate.
     """
     order = ranked(problem, device)
     if not order or order[0][1] is None:
@@ -125,18 +129,18 @@ def predicted(problem: Problem, device: Device) -> tuple[str, float] | None:
 
 @functools.lru_cache(maxsize=4096)
 def gain_of_converting(problem: Problem, device: Device, loops: int, num_bytes: int) -> str:
-    """Why XLA's own product of operands that ours needs converted or permuted first is faster.
+    """Return why XLA is faster for operands that our kernels need converted or permuted first.
 
-    XLA does so as it loads them.
+    XLA converts or permutes operands while its product loads them.
 
     Args:
       problem: the product of the converted operands.
-      device: where it runs.
-      loops: how many arrays are converted or permuted, each in a loop of its own.
-      num_bytes: what these read and write.
+      device: the device that runs the problem.
+      loops: number of arrays that are converted or permuted, each by an XLA loop of its own.
+      num_bytes: bytes that these loops read and write in total.
 
     Returns:
-      The reason; "" where it is not known to be faster.
+      The reason; "" where XLA is not known to be faster.
     """
     timed = [(c.implementation == XLA, us) for c, us in ranked(problem, device) if us is not None]
     ours, theirs = ([us for is_xla, us in timed if is_xla == wanted] for wanted in (False, True))
@@ -154,18 +158,18 @@ def gain_of_converting(problem: Problem, device: Device, loops: int, num_bytes: 
 
 
 def predicted_us(problem: Problem, device: Device) -> float | None:
-    """The microseconds alone."""
+    """Return the time of `predicted` in microseconds, without the implementation."""
     found = predicted(problem, device)
     return found and found[1]
 
 
-# Lists of (problem, device), for those who want to know which problems are lowered.
+# Lists of (problem, device) to which `select` adds problems, one for each open `collect` block.
 _collectors: list[list[tuple[Problem, Device]]] = []
 
 
 @contextlib.contextmanager
 def collect() -> Iterator[list[tuple[Problem, Device]]]:
-    """Gives a list to which every problem is added that is left to us to choose for meanwhile."""
+    """Collect the problems for which `select` is free to choose, while the block is open."""
     found: list[tuple[Problem, Device]] = []
     _collectors.append(found)
     try:
@@ -191,7 +195,7 @@ _lowering = _Lowering()
 
 @contextlib.contextmanager
 def lowering() -> Iterator[None]:
-    """What this thread chooses meanwhile is for a program that will run."""
+    """Mark selections of this thread as made for a program that will run."""
     before, _lowering.is_on = _lowering.is_on, True
     try:
         yield
@@ -199,20 +203,20 @@ def lowering() -> Iterator[None]:
         _lowering.is_on = before
 
 
-# Says what measures a problem that no table knows when it is lowered, and lets a table know; None
-# where nothing does.
+# Returns the function that measures a problem missing from every table when the problem is lowered,
+# and adds the result to a table; returns None where measuring is off.
 _measurer: Callable[[], Callable[[Problem, Device], None] | None] = lambda: None  # noqa: E731
 
 
 def set_measurer(measurer: Callable[[], Callable[[Problem, Device], None] | None]) -> None:
-    """Sets what measures problems that are lowered: a function that returns it, or None."""
+    """Set the function that returns how to measure lowered problems, or None."""
     global _measurer
     _measurer = measurer
 
 
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
-    """What this thread chooses meanwhile is for no program: neither collected nor printed."""
+    """Neither collect nor print selections of this thread, which belong to no program."""
     before, _unseen.is_on = _unseen.is_on, True
     try:
         yield
@@ -221,7 +225,7 @@ def unseen() -> Iterator[None]:
 
 
 def is_unseen() -> bool:
-    """Whether this thread is in an `unseen` block."""
+    """Return whether this thread is in an `unseen` block."""
     return _unseen.is_on
 
 
@@ -234,21 +238,22 @@ def select(
     obstacle: str = "",
     nominal: AnyProblem | None = None,
 ) -> Choice:
-    """Chooses what runs a problem.
+    """Select the implementation and config that run a problem.
 
     Args:
       options: options of the call.
-      problem: the problem; None where what was asked for is none.
-      device: where it runs.
-      kind: of the problem, as `Problem.kind` says it, where there is none.
-      obstacle: a phrase saying why only XLA can run it; "" where there is a problem and no more.
-      nominal: the problem with `options.invariant_rows` rows, where these are not 0.
+      problem: the problem; None where the call cannot be described as one.
+      device: the device that runs the problem.
+      kind: the kind of problem (`Problem.kind`), used where `problem` is None.
+      obstacle: a phrase saying why only XLA can run the call; "" where others may.
+      nominal: the problem with `options.invariant_rows` rows, if that is not 0.
 
     Returns:
       The choice.
 
     Raises:
-      ValueError: when what was forced, here or by a debug switch, cannot run the problem.
+      ValueError: when an implementation or config that was forced, by the call or by a debug
+        switch, cannot run the problem.
     """
     op, implementation, config = options.function, options.implementation, options.config
     source, kind = ARGUMENTS, problem.kind if problem is not None else kind
@@ -271,7 +276,7 @@ def select(
     elif obstacle:
         choice = Choice(XLA, XLA_CONFIG, obstacle)
     else:
-        # Those who measure have no factors of blocks.
+        # Autotuning does not measure problems with block scales.
         if kind == "gemm" and problem.factors is None and not _unseen.is_on:
             for found in tuple(_collectors):
                 found.append((problem, device))
@@ -283,21 +288,21 @@ def select(
 
 
 def _own_form(problem: AnyProblem | None, device: Device) -> str:
-    """The form in which XLA is asked for a problem where no other one is faster."""
+    """Return XLA's default form for a problem, see `xla_forms.own`."""
     is_product = problem is not None and problem.kind == "gemm" and device.platform == "cuda"
     return xla_forms.own(problem) if is_product else XLA_CONFIG
 
 
 def _obstacle_to_form(form: str, problem: AnyProblem | None, obstacle: str) -> str:
-    """Why XLA cannot be asked for a problem in a form; "" if it can."""
+    """Return why XLA cannot compute a problem in a form; "" if it can."""
     if form == XLA_CONFIG:
         return ""
     return obstacle if problem is None else xla_forms.obstacle(form, problem)
 
 
 def _measure_unknown(problem: Problem, device: Device) -> None:
-    """Has a problem measured that no table knows, where that is asked for."""
-    # Those who collect problems will measure them.
+    """Measure a problem that no table knows, if measuring is on and the problem is lowered."""
+    # Callers that collect problems measure these themselves.
     if not _lowering.is_on or _collectors or (measure := _measurer()) is None:
         return
     if _tuned(problem, device, candidates(problem, device)) is None:
@@ -320,12 +325,13 @@ def obstacle_of(options: CallOptions) -> str:
 
 
 def reason_to_stay(options: CallOptions, problem: Problem, device: Device) -> str:
-    """Why a product that `accelerate` has found in a program stays XLA's own; "" where it need not.
+    """Return why a product that `accelerate` matched falls back to XLA; "" where it need not.
 
-    XLA chooses layouts for its own products, and fuses with some what is around them, which a call
-    ends: more than what shipped tables say that it gains. So a call must gain much: rows do not
-    begin on 16 bytes, where XLA's products take two to five times as long; or the user has tuned
-    the product. Or half of the result is the other's transpose, which XLA computes, too.
+    XLA chooses layouts for its own products and fuses some of them with neighboring operations. A
+    custom call prevents both, which costs more than the gains in the shipped tables. So a product
+    is replaced only where the gain is large: rows that are not 16-byte aligned, for which XLA's
+    products take two to five times as long; a product that the user has tuned; or a symmetric
+    result, of which XLA computes both triangles.
     """
     if not options.is_accelerated or device.platform != "cuda" or problem.symmetric:
         return ""
@@ -340,7 +346,7 @@ def is_forced(options: CallOptions) -> bool:
 
 
 def _switches() -> tuple[str | None, str | None]:
-    """The implementation and config that debug switches name."""
+    """Return the implementation and config that debug switches name, or None for each."""
     return switch("TCGEMM_IMPLEMENTATION"), switch("TCGEMM_CONFIG")
 
 
@@ -360,7 +366,7 @@ def _forced(
     best = _tuned(problem, device, considered) or _modelled(problem, device, considered)
     if best is None:
         raise refusal(op, kind, implementation, _obstacle(considered), source)
-    # One config is no choice, and needs no reason but who asked for it.
+    # With a single config, the only reason is who asked for that config.
     why = source.why if len(considered) == 1 else f"{source.why}; {best[1]}"
     return _chosen(best[0], why, problem, device, considered)
 
@@ -372,10 +378,11 @@ def _batch_invariant(
     device: Device,
     obstacle: str,
 ) -> Choice:
-    """Select what adds up K in one order for any number of rows; XLA stands for an unfused call.
+    """Select a config that accumulates over K in one order for any number of rows.
 
-    The order is that of the config selected for `options.invariant_rows` rows; of the configs that
-    have it, the fastest for the rows that there are.
+    The order is taken from the config selected for `options.invariant_rows` rows. Of all configs
+    with this order, the fastest for the actual rows is selected. Where no config can run a problem
+    with an epilogue, XLA is returned: the caller then runs the product and the epilogue unfused.
     """
     if not obstacle:
         best, why = _of_nominal(nominal, device, tables.revision())
@@ -400,7 +407,7 @@ def _batch_invariant(
 
 @functools.lru_cache(maxsize=4096)
 def _of_nominal(problem: AnyProblem, device: Device, revision: int) -> tuple[Candidate | None, str]:
-    """What runs as many rows as decide, or None, and why."""
+    """Select the config that sets the order of accumulation, or None; and say why."""
     del revision
     able = [c for c in candidates(problem, device) if c.implementation not in _NOT_INVARIANT]
     best = _tuned(problem, device, able) or _modelled(problem, device, able)
@@ -408,13 +415,13 @@ def _of_nominal(problem: AnyProblem, device: Device, revision: int) -> tuple[Can
 
 
 def _obstacle(considered: Sequence[Candidate]) -> str:
-    """Return why none can run: the reason that most of them have, the first one of these."""
+    """Return why no candidate can run: the most common reason, on a tie the first one."""
     return collections.Counter(candidate.reason for candidate in considered).most_common(1)[0][0]
 
 
 @functools.lru_cache(maxsize=4096)
 def _best(problem: AnyProblem, device: Device, revision: int) -> Choice:
-    del revision  # What tables say depends on it.
+    del revision  # A cache key only: the result depends on the tables.
     considered = candidates(problem, device)
     if (small := _small(problem, device, considered)) is not None:
         best, why = small, "a batch of tiny matrices, which XLA fuses with what is around it"
@@ -432,7 +439,7 @@ def _best(problem: AnyProblem, device: Device, revision: int) -> Choice:
 def _small(
     problem: AnyProblem, device: Device, considered: Sequence[Candidate]
 ) -> Candidate | None:
-    """XLA by broadcasting, where it is known to be faster than any product; or None."""
+    """Return XLA's form "broadcast" where it is faster than any GEMM kernel; or None."""
     if problem.kind != "gemm" or device.platform != "cuda":
         return None
     if not xla_forms.broadcast_pays(problem):
@@ -447,7 +454,7 @@ def _small(
 def _tiny_batch(
     problem: Problem, device: Device, considered: Sequence[Candidate]
 ) -> tuple[Candidate, float] | None:
-    """The kernel for batches of tiny matrices and its estimated time; or None."""
+    """Return the kernel for batches of tiny matrices and its estimated time; or None."""
     bytes_per_us = cost_model.calibration_of(device.name).hbm_bytes_per_us
     found = tiny_batches.candidate_of(problem, considered, bytes_per_us)
     if found is None:
@@ -456,7 +463,7 @@ def _tiny_batch(
 
 
 def forget() -> None:
-    """Forgets past choices, after the modules or the rules have changed under them."""
+    """Clear cached choices, after the extension modules or the rules have changed."""
     _best.cache_clear()
     _of_nominal.cache_clear()
     predicted.cache_clear()
@@ -466,7 +473,7 @@ def forget() -> None:
 def _tuned(
     problem: AnyProblem, device: Device, considered: Sequence[Candidate]
 ) -> tuple[Candidate, str] | None:
-    """What a table says, where what it says exists in this build and can run the problem."""
+    """Return the measured choice that this build has and that can run the problem; or None."""
     if problem.kind != "gemm":
         return None
     for entry, source in tables.lookup(problem, device.key):
@@ -477,7 +484,7 @@ def _tuned(
 
 
 def _modelled(problem: AnyProblem, device: Device, considered) -> tuple[Candidate, str] | None:
-    """The first by `_rank` and why it is; None when nothing can run."""
+    """Return the first candidate by `_rank`, and the reason; None when no candidate can run."""
     order = _rank(problem, device, considered)
     if not order:
         return None
@@ -502,11 +509,11 @@ def _modelled(problem: AnyProblem, device: Device, considered) -> tuple[Candidat
 
 
 def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candidate, float | None]]:
-    """The candidates that can run, best first, each with its predicted time where there is one.
+    """Return the candidates that can run, best first, each with its estimated time or None.
 
-    Those with a prediction, wgmma and cuBLASLt, XLA, mma_sync and simt_batched beside it, come
-    first; on CUDA the others follow in the order of `IMPLEMENTATIONS`, and within one
-    implementation in the order of its configs.
+    For GEMMs on CUDA, candidates with an estimate come first. These are wgmma's configs, cuBLASLt's
+    first config, and where their times are modeled, XLA, mma_sync and simt_batched. The others
+    follow in the order of `IMPLEMENTATIONS`, and within an implementation in the order of configs.
     """
     runnable = [candidate for candidate in considered if not candidate.reason]
     if problem.kind == "ragged":
@@ -526,7 +533,7 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
     names = tuple(candidate.config for candidate in wgmma) or configs_of("wgmma")
     tiny = _tiny_batch(problem, device, considered)
     if tiny is not None and (xla_forms.broadcast_pays(problem) or not cost_model.models(problem)):
-        # What else runs it is a loop that is slower, or has no estimate.
+        # Other candidates run a slower loop, or have no estimate.
         return [tiny, *((candidate, None) for candidate in runnable if candidate != tiny[0])]
     if not names or not cost_model.knows(names):
         return [(candidate, None) for candidate in runnable]
@@ -535,14 +542,14 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
         runnable.sort(key=lambda candidate: candidate.implementation != XLA)
         return [(candidate, None) for candidate in runnable]
     predicted = cost_model.predict(problem, device.num_sms, names, calibration)
-    # Where wgmma cannot run it, the others are timed beside each other all the same.
+    # Other implementations have estimates even where wgmma cannot run the problem.
     known = dict(zip(wgmma, predicted.wgmma.tolist(), strict=True)) if wgmma else {}
     mma_sync = [c for c in rest if c.implementation == "mma_sync"] if wgmma else []
     configs = tuple(candidate.config for candidate in mma_sync)
     us = library_cost.mma_sync_us(problem, device.num_sms, calibration.libraries, configs)
     if us is not None:
         known |= dict(zip(mma_sync, us.tolist(), strict=True))
-    # What XLA takes is known beside wgmma; of one row it is the best wherever that is not.
+    # XLA's time is compared where wgmma can run. For one row, XLA is fastest where wgmma cannot.
     if predicted.xla is not None and (wgmma or (problem.m == 1 and problem.batch == 1)):
         known[Candidate(XLA, xla_forms.own(problem), "")] = predicted.xla
     us = library_cost.xla_int8_us(problem, device.num_sms, calibration.libraries)
@@ -560,7 +567,7 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
 def _rank_packed(
     problem: PackedProblem, device: Device, runnable: Sequence[Candidate]
 ) -> list[tuple[Candidate, float | None]]:
-    """Order candidates for a packed weight by estimated times, which are known for Hopper."""
+    """Order candidates for weight-only quantization by estimated time, reported for Hopper only."""
     timed = [(rules.packed_us(problem, device.num_sms, each), each) for each in runnable]
     timed.sort(key=lambda pair: pair[0])
     is_known = device.compute_capability == 90
@@ -568,7 +575,7 @@ def _rank_packed(
 
 
 def cautious_us(timed: tuple[Candidate, float]) -> float:
-    """A predicted time, longer for those that are known less well."""
+    """Return an estimated time in microseconds, increased for less reliable estimates."""
     candidate, us = timed
     return us * _DOUBT.get(candidate.implementation, 1.0)
 

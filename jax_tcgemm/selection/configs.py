@@ -1,7 +1,7 @@
-"""The names of configs, parsed and printed: what each field says, in one place.
+"""Names of configs: their fields, parsing and printing.
 
-A config's name is its identity: users, programs and tuned tables name configs by it. The kernels'
-own lists of names are in csrc/kernels (`config.h`, `packed.cc`); nothing there is parsed back.
+Users, programs and tuned tables identify a config by its name. The kernels' own lists of names are
+in csrc/kernels (`config.h`, `packed.cc`), where names are only printed.
 
     wgmma        128x256x64_c2x1x1_co[_t][_split4]
     mma_sync     64x64x64_w32x32_s4[_k2]
@@ -37,7 +37,7 @@ class _Named:
         """Return the config with this name.
 
         Raises:
-          ValueError: for a name that is none of this class.
+          ValueError: for any other name.
         """
         config = parse_or_none(text)
         if not isinstance(config, cls):
@@ -270,7 +270,8 @@ def _numbers(match: re.Match) -> dict[str, int]:
 def parse_or_none(text: str) -> Config | None:
     """Return the config with this name; None for a name without fields.
 
-    No name is of two classes. What is not printed back as it was ("064x64x16", "_split1") is none.
+    A name matches at most one class. Names that print differently after parsing ("064x64x16",
+    "_split1") are refused.
     """
     for cls in get_args(Config):
         if match := cls.pattern.fullmatch(text):
@@ -279,19 +280,19 @@ def parse_or_none(text: str) -> Config | None:
     return None
 
 
-# --- what configs of wgmma have in common -------------------------------------------------------
+# --- accumulation order of wgmma's configs ------------------------------------------------------
 
-# (cluster_k, num_splits) that add up in the order of others: two parts, and two pairs of them.
+# (cluster_k, num_splits) with the accumulation order of another pair: two slices of K, and four.
 _SAME_ORDER = {(1, 2): (2, 1), (2, 2): (4, 1)}
 
 
 def order_of_sums(config: str, reduces: bool = False) -> tuple:
-    """Return what configs of wgmma that accumulate in the same order have in common.
+    """Return a key that is equal for configs of wgmma with the same accumulation order.
 
     Args:
       config: the name of a config of wgmma.
-      reduces: whether the epilogue reduces over columns or rows, too, which is added up along the
-        threads of a tile.
+      reduces: whether the epilogue also reduces over columns or rows; the order of that reduction
+        depends on the layout of threads in a tile.
     """
     parsed = WgmmaConfig.parse(config)
     order = parsed.cluster_k, parsed.num_splits

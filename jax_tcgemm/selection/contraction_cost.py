@@ -1,11 +1,15 @@
-"""How long a contraction takes by each implementation: arithmetic or memory, what is longer.
+"""Estimated time of a contraction by each implementation: the longer of arithmetic and memory.
 
-Contractions differ in what must be copied first. Our products read any two levels of batch strides
-in place; XLA's need the batch, free and contracted dimensions of each operand, and the result's,
-to be one run of neighbours each and the result's free ones in the operands' order, but products by
-a vector, which it turns into sums that it fuses; cuTENSOR reads everything in place at a lower
-rate, a much lower one where the fastest mode of an array is one of the batch. Where the cost model
-of products (cost_model.py) knows the product, it says what the product itself takes.
+Implementations differ in which operands must be copied first:
+
+* Our GEMMs read any two levels of batch strides in place.
+* XLA's dot reads an operand in place if its batch dimensions are adjacent, and so are its free and
+  its contracted dimensions. The result has the same rule, with free dimensions in the operands'
+  order. A product by a vector needs no copy, because XLA fuses it as a reduction.
+* cuTENSOR reads every layout in place, at a lower rate; at a much lower one where the fastest mode
+  of an array is a batch mode.
+
+Where the cost model of GEMMs (cost_model.py) knows the product, its estimate is used.
 """
 
 import dataclasses
@@ -22,16 +26,16 @@ from jax_tcgemm.selection.roofline import peaks
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """What an H200 does; rates are fractions of the data sheet's.
+    """Constants of an H200; rates are fractions of the data sheet's peak rates.
 
     Fitted to benchmarks/results/h200-tensor.jsonl.
     """
 
     launch_us: float = 3.0
-    memory: float = 0.8  # of bytes that must move
-    copy: float = 0.72  # of bytes that a permutation of XLA moves
+    memory: float = 0.8  # bandwidth of operands and results
+    copy: float = 0.72  # bandwidth of XLA's permutations
     gemm: float = 0.75
-    # XLA's products in TF32, beside what the model of products says of cuBLASLt.
+    # Rate of XLA's TF32 products, as a fraction of the rate that the cost model has for cuBLASLt.
     xla_tf32: float = 0.91
     cutensor_launch_us: float = 8.0
     cutensor_memory: float = 0.4
@@ -41,28 +45,29 @@ class Calibration:
     # cuTENSOR's loads are as wide as the fastest mode lets them be:
     # https://docs.nvidia.com/cuda/cutensor/latest/user_guide.html#performance-guidelines
     fastest_mode_of_batch: float = 8.0
-    # XLA runs unless another one is predicted to take less than this part of its time, and where it
-    # takes no longer than `short_us`: it fuses what short steps read and write.
+    # Another implementation replaces XLA if its estimated time is below this fraction of XLA's.
+    # Contractions below `short_us` always fall back to XLA, which fuses them with their neighbors.
     margin: float = 0.95
     cutensor_margin: float = 0.8
     short_us: float = 10.0
 
     def beats_xla(self, name: str, us: dict[str, float]) -> bool:
-        """Whether one of the predicted times is short enough to take the place of XLA's."""
+        """Return whether the estimated time of `name` is short enough to replace XLA."""
         margin = self.cutensor_margin if name == "cutensor" else self.margin
         return us["xla"] >= self.short_us and us[name] < margin * us["xla"]
 
 
 H200 = Calibration()
 
-# Products that each compute type multiplies for one.
+# Compute types with split-precision emulation: the dtype and number of their products.
 _PRODUCTS = {"3xtf32": ("tf32", 3), "9xbf16": ("bf16", 9), "4xf16": ("f16", 4)}
 
 
 class AsProduct(NamedTuple):
-    """A contraction as one of our products: what runs that, and bytes that are copied for it.
+    """A contraction as one of our GEMMs, with its choice and the bytes of operand copies.
 
-    `in_parts` says that it is of parts of the operands, which no other implementation multiplies.
+    `in_parts` says that the GEMM multiplies split-precision terms of the operands, which no other
+    implementation does.
     """
 
     problem: Problem
@@ -77,12 +82,12 @@ def contraction_us(
     device: Device,
     calibration: Calibration = H200,
 ) -> dict[str, float]:
-    """Microseconds by gemm, cutensor and xla.
+    """Return the estimated time in microseconds of "gemm", "cutensor" and "xla".
 
     Args:
-      operation: a contraction, its compute type set.
-      product: the same contraction as one of our products.
-      device: where it runs.
+      operation: a contraction with its compute type.
+      product: the contraction as one of our GEMMs.
+      device: the device that runs the contraction.
       calibration: the device's constants.
     """
     c, known = calibration, peaks(device.compute_capability) or peaks(90)
@@ -99,11 +104,12 @@ def contraction_us(
     predicted = {(x.implementation, x.config): us for x, us in ranking if us is not None}
     one_product = max(arithmetic / c.gemm, memory) + c.launch_us
     ours = predicted.get((product.choice.implementation, product.choice.config), one_product)
-    # XLA runs cuBLASLt, whatever of ours is faster.
+    # XLA's product takes cuBLASLt's time, even where a kernel of ours is faster.
     xla = next((us for (name, _), us in predicted.items() if name == "cublaslt"), one_product)
     a, b = operation.operands[:2]
     if product.problem.batch > 1 and not set(a) & set(b) & set(operation.result):
-        # XLA's dot has rows or columns instead of our product's batch, and its result is permuted.
+        # Our GEMM's batch is a free dimension, which XLA's dot has among its rows or columns; XLA
+        # permutes the result.
         xla = min(xla, one_product)
     if kind == "tf32" and arithmetic / c.gemm > memory:
         xla /= c.xla_tf32
@@ -130,7 +136,7 @@ def contraction_us(
 
 
 def xla_copied_bytes(operation: Operation) -> int:
-    """Bytes that are read and written to permute what XLA's dot cannot read or write in place."""
+    """Return the bytes read and written to permute arrays that XLA's dot cannot use in place."""
     a, b = operation.operands[:2]
     result = operation.result
     batch = {mode for mode in a if mode in b and mode in result}
@@ -157,7 +163,7 @@ def xla_copied_bytes(operation: Operation) -> int:
 
 
 def _is_by_a_vector(operation: Operation) -> bool:
-    """Whether an operand has neither rows nor columns, but for those of extent 1."""
+    """Return whether an operand has no free dimensions, apart from those of size 1."""
     others = (set(operation.operands[1]), set(operation.operands[0]))
     return any(
         all(mode in other or operation.extents[mode] == 1 for mode in modes)
@@ -176,7 +182,7 @@ def _has_fastest_mode_of_batch(operation: Operation) -> bool:
 
 
 def _is_readable(modes, runs) -> bool:
-    """Whether each run is of neighbours, and the fastest mode is not of the batch."""
+    """Return whether the modes of each run are adjacent, and the fastest is no batch mode."""
     labels = [next(i for i, run in enumerate(runs) if mode in run) for mode in modes]
     changes = sum(x != y for x, y in itertools.pairwise(labels))
     return changes == len(set(labels)) - 1 and (not labels or labels[-1] != 0)

@@ -1,13 +1,13 @@
-"""How long a wgmma config takes, predicted from the problem and the device.
+"""Estimated time of wgmma configs, from the problem and the device.
 
-A persistent grid of one block for each SM (or of as many clusters as fit) walks the output tiles:
+A persistent grid of one CTA per SM (or of as many clusters as fit) walks the output tiles:
 
-    time = launch + first loads + max~(compute, memory) + partial sums + copies of operands
+    time = launch + first loads + max~(compute, memory) + split-K reduction + copies of operands
 
-where max~ is a norm, a little more than the larger. `compute` is the waves of tiles, each as long
-as its k blocks take the tensor cores or the way from L2, whichever is slower; `memory` is what
-HBM has to move. The constants in `Calibration` were fitted to measured times of 966 problems;
-docs/tuning.md says what the model gets right and what it cannot know.
+where max~ is a norm, slightly more than the larger of the two. `compute` is the number of waves of
+tiles, times the time of one tile's k-tiles: that of the tensor cores or of loads from L2, whichever
+is slower. `memory` is the HBM traffic. The constants in `Calibration` were fitted to measured times
+of 966 problems; docs/tuning.md has the accuracy and limits of the model.
 """
 
 import dataclasses
@@ -27,108 +27,109 @@ from jax_tcgemm.selection.triangle import triangle_tiles
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """What an H200 does; clocks are SM clocks, bytes a clock are of one SM."""
+    """Constants of an H200; clocks are SM clocks, and rates in bytes per clock are per SM."""
 
-    clocks_per_us: float = 1650.0  # of a busy tensor core, as far as power and issue let it
+    clocks_per_us: float = 1650.0  # of a busy tensor core, as limited by power and issue
     launch_us: float = 0.682
-    fill_kib_per_us: float = 33.1  # of a block's first loads, which nothing hides
-    cluster_us: float = 0.815  # starting and ending in step
-    cluster_k_us: float = 0.494  # and waiting for what the others have of a tile
-    # A k block: the multiplications, reading N x K from shared memory for every 64 rows of them.
+    fill_kib_per_us: float = 33.1  # of a CTA's first loads, which nothing hides
+    cluster_us: float = 0.815  # synchronized start and end of a cluster
+    cluster_k_us: float = 0.494  # wait for the partial accumulators of other CTAs
+    # A k-tile: the MMAs, which read N x K from shared memory for every 64 rows.
     shared_clocks_per_row: float = 0.311
     overhead_clocks: tuple[float, float] = (21.5, 16.1)  # ping-pong, cooperative
     least_clocks: float = 191.0
-    # The way from L2, for one SM alone, and for each when all of them load: in clusters, and
-    # without, where neighbours get what they have in common together.
+    # Bandwidth from L2: of one SM alone; of each SM when all load in clusters; and of each when all
+    # load without clusters, where neighboring CTAs receive common data together.
     l2_bytes_per_clock: tuple[float, float, float] = (154.0, 62.0, 76.3)
-    # What arrives at an SM, of a multicast too.
+    # Bandwidth into an SM, multicast data included.
     arriving_bytes_per_clock: float = 171.0
-    padding_weight: float = 1.79  # loads beyond a tile, which come as boxes of their own
-    straddling: float = 1.53  # where it does not start on a 128-byte line, each load takes two
-    # What takes TMA longer than L2: 128 bytes of a row that starts in the middle of a sector of 32,
+    padding_weight: float = 1.79  # weight of loads beyond a tile, which are boxes of their own
+    straddling: float = 1.53  # for rows not aligned to a 128-byte line: each load takes two lines
+    # Loads that take TMA longer than L2: 128 bytes of a row that starts inside a 32-byte sector,
     # and 128 bytes outside the operand.
     cut_clocks: float = 3.17
-    cut_arrival_clocks: float = 1.8  # of what arrives by multicast, too
+    cut_arrival_clocks: float = 1.8  # multicast data included
     outside_clocks: float = 4.93
-    # A tile: what ping-pong cannot hide, and the epilogue.
+    # A tile: the time that ping-pong cannot hide, and the epilogue.
     handover_us: float = 0.333
     epilogue_us: float = 0.111
     epilogue_kib_per_us: float = 65.5
-    exchange_kib_per_us: float = 47.3  # from other blocks, where a cluster splits K
-    # What 1024 elements take a warpgroup through a function: for each unit of its work
-    # (`Function.cost`), for each number, row or column that it reads, and for what it reads and
-    # stores of 16-bit matrices.
+    exchange_kib_per_us: float = 47.3  # from other CTAs, where a cluster splits K
+    # Time of an epilogue function for 1024 elements of a warpgroup: for each unit of work
+    # (`Function.cost`), for each scalar, row vector or column vector that the function reads, and
+    # for each 16-bit matrix that it reads or stores.
     function_work_us: float = 0.009
     function_vector_us: float = 0.02
     function_read_us: float = 0.12
     function_stored_us: float = 0.12
-    # Where its code is too long to have a copy for each accumulator, one copy runs in turns: so
-    # many times the work, since accumulators move to and from that copy's registers, and more us
-    # for each row or column that it reads, which each turn loads behind the next tile's operands
-    # (fitted to one product, sin 6874x3072x384 on an H200).
+    # Where the function's code is too long to be unrolled for each accumulator, one copy runs in a
+    # loop over epilogue subtiles. The work is multiplied, since accumulators move to and from that
+    # copy's registers. Each row or column vector adds us, since each iteration loads it behind the
+    # next tile's operands (fitted to one product, sin 6874x3072x384 on an H200).
     function_turns_work: float = 1.24
     function_turns_us: float = 0.145
-    # For a result that it reduces over columns, and over rows, with what XLA does of it.
+    # Time per 1024 elements of each result that the function reduces over columns, and over rows;
+    # XLA's final reduction is included.
     function_reduced_us: tuple[float, float] = (0.05, 0.11)
-    # More of that where rows of 8 elements are not aligned, and for each matrix that it reads: by
-    # tiles that are not swapped, whose threads read and store elements one by one then.
+    # Additional time per 1024 elements where N is no multiple of 8, and for each matrix that the
+    # function reads then: threads of tiles without swap_ab read and store single elements.
     function_apart_us: tuple[float, float] = (1.4, 2.6)
-    # Matrices that it reads: in ping-pong, whose threads load them from global memory, an epilogue
-    # waits for them, on an H100 as much longer as its memory is slower.
+    # Matrices that the function reads: ping-pong threads load them from global memory, and the
+    # epilogue waits for them. The rate scales with memory bandwidth.
     function_box_kib_per_us: float = 5.5
-    # Copies of its code beyond so many KiB leave no room for the rest of a kernel in the
-    # instruction cache of 128 KiB. Each ping-pong epilogue fetches what is beyond again, since the
-    # other warpgroup's main loop runs meanwhile; two cooperative warpgroups share what they fetch.
+    # The unrolled function and the rest of the kernel share an instruction cache of 128 KiB. Code
+    # of the function beyond this size is fetched again by each ping-pong epilogue, since the other
+    # warpgroup's main loop runs meanwhile; two cooperative warpgroups share the fetched code.
     function_cached_kib: float = 94.0
     function_fetched_kib_per_us: float = 3.9
-    # Additional us of 1024 elements where a thread has more than 128 accumulators, so that an
-    # epilogue function spills registers: what erf took more by cooperative tiles, which spill.
-    # Nothing hides it, as far as is known: ping-pong tiles that spill were not measured.
+    # Additional us per 1024 elements where a thread has more than 128 accumulators, so that an
+    # epilogue function spills registers: measured for erf with cooperative tiles that spill.
+    # Assumed not to be hidden by ping-pong, whose tiles that spill were not measured.
     function_spilled_us: float = 0.12
-    # Two ping-pong warpgroups exchange the tensor cores and the epilogue: one tile of each takes a
-    # main loop and the longer of a main loop and an epilogue, by the norm of this order, since
-    # neither takes the same time for every tile.
+    # Two ping-pong warpgroups alternate between the tensor cores and the epilogue. One tile of each
+    # takes a main loop, plus the norm of this order of a main loop and an epilogue: slightly more
+    # than the longer one, since times vary between tiles.
     function_exchange: float = 3.1
-    # A unit of its work in 1024 elements, in a loop of XLA's.
+    # Time of an XLA loop for a unit of work per 1024 elements.
     loop_work_us: float = 0.0065
-    # What a thread takes for each sum of a k block of 8-bit floats that it promotes, more where it
-    # is scaled, and where it reads a factor for it: of ping-pong, which hides none of it, of two
-    # cooperative warpgroups and of three. As on an H100.
+    # Clocks of a thread for each accumulator and k-tile of 8-bit floats: for promotion, for scaling
+    # it, and for reading the block scale. Each for ping-pong, which hides none of them, for two
+    # cooperative warpgroups, and for three. Measured on an H100.
     promotion_clocks: tuple[float, float, float] = (2.5, 1.2, 2.1)
     scaled_clocks: tuple[float, float, float] = (0.3, 1.1, 4.0)
     factor_clocks: tuple[float, float, float] = (6.0, 4.0, 4.0)
-    # Where rows of D are not 16-byte aligned: a tile, and as many bytes more of each of its rows,
-    # at whose ends are sectors that are written in part.
+    # Where rows of D are not 16-byte aligned: additional us of a tile, and additional bytes of each
+    # of its rows, whose first and last sectors are written partially.
     unaligned_tile_us: float = 0.77
     unaligned_piece_bytes: float = 250.0
-    hbm_bytes_per_us: float = 4.43e6  # of memory
-    overlap: float = 2.53  # the norm that joins what overlaps
-    stage_overlap: float = 8.82  # the same inside a k block
-    # A launch that adds partial sums, and for every eight splits; the same where it runs a
-    # function, as on an H100.
+    hbm_bytes_per_us: float = 4.43e6  # memory bandwidth
+    overlap: float = 2.53  # order of the norm that combines overlapping times
+    stage_overlap: float = 8.82  # order of that norm inside a k-tile
+    # The split-K reduction: its launch, and the time for every eight splits; then both with an
+    # epilogue function, as measured on an H100.
     reduction_us: tuple[float, float] = (2.02, 0.0863)
     reduction_function_us: tuple[float, float] = (3.4, 0.7)
-    reduction_epilogues_per_us: float = 2.2e5  # where it runs an epilogue
+    reduction_epilogues_per_us: float = 2.2e5  # elements, where the reduction runs an epilogue
     # A launch that copies operands.
     copy_us: float = 2.94
     copy_bytes_per_us: float = 4.03e6
-    # cuBLASLt, in terms of our kernels without their copies: close to them, also where TF32 would
-    # make us transpose an operand, but for what that begins with. It splits K of no batch. Where
-    # rows are not aligned, `libraries` says.
+    # cuBLASLt's time, relative to our fastest kernel without operand copies. For TF32 layouts that
+    # our kernels would transpose, a constant is added. cuBLASLt splits K of unbatched products
+    # only. `libraries` covers rows that are not 16-byte aligned.
     cublaslt: float = 1.03
     cublaslt_tf32: float = 1.06
     cublaslt_tf32_us: float = 2.0
-    # Its epilogues: an activation, and what is read or written beside D.
+    # cuBLASLt's epilogues: activations, and bytes read or written besides A, B and D.
     cublaslt_activations_per_us: float = 1.8e6
     cublaslt_epilogue_bytes_per_us: float = 5.0e6
-    # A loop of XLA's: one of a few elements, as on an H100, and the most beside what it moves.
+    # An XLA loop: launch time for few elements, measured on an H100, and for many elements.
     small_loop_us: float = 1.3
     loop_launch_us: float = 2.8
-    loop_launch_bytes: float = 3e6  # that it moves, from which on a launch takes the most
+    loop_launch_bytes: float = 3e6  # traffic from which on a launch takes `loop_launch_us`
     libraries: library_cost.Libraries = library_cost.H200
 
     def with_memory(self, factor: float) -> "Calibration":
-        """The same beside a memory that is so many times as fast."""
+        """Return the constants for memory whose bandwidth is `factor` times as high."""
         rates = ("hbm_bytes_per_us", "copy_bytes_per_us", "cublaslt_epilogue_bytes_per_us")
         rates = (*rates, "function_box_kib_per_us")
         return dataclasses.replace(
@@ -139,26 +140,26 @@ class Calibration:
 
 
 H200 = Calibration()
-# The same SMs beside another memory: 3.35 TB/s, not 4.8.
+# An H100 has the SMs of an H200, and 3.35 TB/s of memory bandwidth instead of 4.8.
 H100 = H200.with_memory(3.35 / 4.8)
 
 
 def calibration_of(device: str) -> Calibration:
-    """The constants of a device of this name; an H200's for those that were not measured."""
+    """Return the constants of the device with this name; an H200's for other devices."""
     return H100 if device == "NVIDIA H100 80GB HBM3" else H200
 
 
-# The most instructions of a function's code with a copy for each element of a thread, as
-# is_at_once() in csrc/kernels/wgmma/function_boxes.cuh has it; of longer code turns run one copy.
+# The most instructions of an epilogue function that is unrolled for each element of a thread, as in
+# is_at_once() of csrc/kernels/wgmma/function_boxes.cuh. Longer code is a loop over subtiles.
 _MOST_AT_ONCE = 8192
 _INSTRUCTION_BYTES = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class _Configs:
-    """Configs as a table: a row for each without its split, a column for each number of splits.
+    """Configs as a table: a row for each config without split-K, a column for each split count.
 
-    What depends on one of the two is computed once for it, since NumPy repeats it as needed.
+    Values that depend on the row or the column alone are computed once and broadcast by NumPy.
     """
 
     tile_m: np.ndarray
@@ -174,7 +175,7 @@ class _Configs:
 
 @functools.cache
 def _parse_one(name: str) -> tuple[str, float] | None:
-    """A config without its split, and the split; None for what is no such config."""
+    """Return a config's name without split-K, and its split count; None if not wgmma's."""
     config = parse_or_none(name)
     if not isinstance(config, WgmmaConfig):
         return None
@@ -207,12 +208,12 @@ def _parse(names: tuple[str, ...]) -> _Configs | None:
 
 
 def knows(names: tuple[str, ...]) -> bool:
-    """Whether the model knows all of these configs of wgmma."""
+    """Return whether all of these names are configs of wgmma, which the model covers."""
     return _parse(names) is not None
 
 
 def models(problem: Problem) -> bool:
-    """Whether the model knows such problems."""
+    """Return whether the model covers a problem's dtypes and its shape, which must not be empty."""
     is_16bit = problem.a.dtype in ("f16", "bf16") and problem.compute in ("f32", "f32_promoted")
     is_tf32 = problem.a.dtype == "f32" and problem.compute == "tf32"
     is_real = is_16bit or is_tf32 or _has_8_bits(problem)
@@ -220,7 +221,7 @@ def models(problem: Problem) -> bool:
 
 
 def _has_8_bits(problem: Problem) -> bool:
-    """Whether operands are such as tensor cores take K-major only, of 8-bit floats or integers."""
+    """Return whether operands are 8-bit floats or integers, which wgmma reads K-major only."""
     return _is_f8(problem) or problem.compute == "s32"
 
 
@@ -229,21 +230,21 @@ def _is_f8(problem: Problem) -> bool:
 
 
 class Prediction(NamedTuple):
-    """Microseconds of what may run a problem."""
+    """Estimated times of one problem, in microseconds."""
 
     wgmma: np.ndarray  # float64, one for each config, whether or not it can run the problem
-    cublaslt: float  # roughly: told from our own kernels without copies and epilogues
-    xla: float | None  # None where nothing is known of XLA's own dot
+    cublaslt: float  # rough: derived from our own kernels without copies and epilogues
+    xla: float | None  # XLA's own dot; None without an estimate
 
 
 def predict(
     problem: Problem, num_sms: int, names: tuple[str, ...], calibration: Calibration = H200
 ) -> Prediction:
-    """How long a problem takes.
+    """Estimate the time of a problem by each config of wgmma, by cuBLASLt and by XLA.
 
     Args:
-      problem: one that `models` knows.
-      num_sms: of the device.
+      problem: a problem for which `models` is true.
+      num_sms: number of SMs of the device.
       names: configs of wgmma.
       calibration: the device's constants.
     """
@@ -258,7 +259,7 @@ def predict(
 
 
 def loop_launch_us(num_bytes: float, calibration: Calibration = H200) -> float:
-    """Microseconds of a loop of XLA's beside its arithmetic and the bytes that it moves."""
+    """Return the launch time of an XLA loop that moves `num_bytes`, in microseconds."""
     share = min(num_bytes / calibration.loop_launch_bytes, 1.0)
     small = calibration.small_loop_us
     return small + share * (calibration.loop_launch_us - small)
@@ -273,15 +274,15 @@ def loop_us(
     *,
     is_launched: bool = True,
 ) -> float:
-    """Microseconds of a loop that XLA makes of an elementwise function.
+    """Estimate the time of XLA's loop for an elementwise function, in microseconds.
 
     Args:
-      num_bytes: what it reads and writes.
-      elements: of each result.
-      work: of an element, as `Function.cost` has it for loops.
-      num_sms: of the device.
+      num_bytes: bytes that the loop reads and writes.
+      elements: elements of each result.
+      work: work per element, as in `Function.cost.loop`.
+      num_sms: number of SMs of the device.
       calibration: the device's constants.
-      is_launched: whether it is a kernel of its own.
+      is_launched: whether the loop is a kernel of its own, so that its launch counts.
     """
     arithmetic = elements / 1024 * work * calibration.loop_work_us / num_sms
     us = max(num_bytes / calibration.hbm_bytes_per_us, arithmetic)
@@ -291,9 +292,9 @@ def loop_us(
 def _cublaslt_us(
     p: Problem, num_sms: int, x: _Configs, c: Calibration, kernel: np.ndarray
 ) -> float:
-    """What cuBLASLt takes, told from the fastest of our kernels for the bare product.
+    """Estimate cuBLASLt's time from the fastest of our kernels for the product alone.
 
-    `kernel`: their times for the problem itself, which are used again where it is bare.
+    `kernel` has the kernels' times for the problem itself, which are reused where it is bare.
     """
     bare = dataclasses.replace(p, alpha=1.0, beta=0.0, epilogue=BARE, symmetric=False)
     if not (p.a.is_aligned and p.b.is_aligned):
@@ -324,29 +325,29 @@ def _kernel_us(p: Problem, num_sms: int, x: _Configs, c: Calibration) -> np.ndar
 
 
 class _Walk(NamedTuple):
-    """How a grid walks over D: where the epilogue runs, and how many tiles it takes in turn."""
+    """Walk of a grid over D: where the epilogue runs, and how many waves of tiles there are."""
 
     is_bare: bool
-    in_kernel: np.ndarray  # whether the kernel runs the epilogue
-    is_summed: np.ndarray  # whether another one does, or adds up parts of K
+    in_kernel: np.ndarray  # whether the GEMM kernel runs the epilogue
+    is_summed: np.ndarray  # whether a second kernel does, or adds up the slices of split-K
     launches: np.ndarray | int
     d_tile_n: np.ndarray  # columns of D in a tile
     waves: np.ndarray
-    busy: np.ndarray  # the part of the SMs that have a tile
+    busy: np.ndarray  # fraction of SMs that have a tile
     is_half: np.ndarray  # whether tiles above the diagonal of a symmetric D are not computed
 
     def stored_bytes(self, p: Problem) -> np.ndarray:
-        """Of an element that the kernel stores."""
+        """Return the bytes of an element that the GEMM kernel stores."""
         return np.where(self.is_summed, 4, DTYPES[p.out_dtype].itemsize)
 
     def is_unaligned(self, p: Problem) -> np.ndarray:
-        """Whether rows of D are stored that do not start on a 16-byte boundary."""
+        """Return whether the GEMM kernel stores rows of D that are not 16-byte aligned."""
         return ~self.is_summed & (p.n * DTYPES[p.out_dtype].itemsize % 16 != 0)
 
 
 def _walk(p: Problem, num_sms: int, x: _Configs) -> _Walk:
-    # Where the epilogue runs: in the kernel, or in the one that adds up parts of K. That takes the
-    # two matrices of a gated product one after the other; the kernel has half of a tile for each.
+    # The epilogue runs in the GEMM kernel or in the split-K reduction. In the GEMM kernel, gate and
+    # up of a gated GEMM have half of a tile each; with a reduction, they are two launches.
     is_gated = p.num_b == 2
     in_kernel = np.array(p.function is not None) & (x.splits == 1)
     if is_gated:
@@ -364,8 +365,8 @@ def _walk(p: Problem, num_sms: int, x: _Configs) -> _Walk:
         is_half, triangle = _triangle(p, x, is_summed)
         tiles = np.where(is_half, triangle, tiles)
     tiles = tiles * max(p.batch, 1) * x.splits
-    # A GPC has a number of SMs that need not divide by four: of most H200s' 132 SMs, 30 clusters of
-    # four and 15 of eight ran at once, of one's 28 of four.
+    # The number of SMs of a GPC need not be a multiple of four. Of 132 SMs, most H200s ran 30
+    # clusters of four or 15 of eight at once; one H200 ran 28 of four.
     slots = np.maximum(np.where(cluster > 2, num_sms * 0.91, num_sms) // cluster, 1)
     waves = np.ceil(tiles / slots)
     busy = np.minimum(tiles, slots) * cluster / num_sms
@@ -373,9 +374,9 @@ def _walk(p: Problem, num_sms: int, x: _Configs) -> _Walk:
 
 
 def _triangle(p: Problem, x: _Configs, is_summed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Whether each config computes half of a symmetric D, and in how many tiles of a cluster.
+    """Return whether each config computes half of a symmetric D, and the number of cluster tiles.
 
-    As runs_symmetric() in csrc/kernels/wgmma/wgmma.cc and Tiles in launch.cc have it.
+    The rules are those of runs_symmetric() in csrc/kernels/wgmma/wgmma.cc and Tiles in launch.cc.
     """
     rows, columns = x.tile_m * x.cluster_m, x.tile_n * x.cluster_n
     square = np.maximum(rows, columns)
@@ -388,28 +389,28 @@ def _triangle(p: Problem, x: _Configs, is_summed: np.ndarray) -> tuple[np.ndarra
 
 
 def _sides(p: Problem, x: _Configs) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of what the kernel computes, which may be the transposed problem."""
+    """Return the rows and columns of the kernel's result: D, or D^T with swap_ab."""
     return np.where(x.swapped, p.n, p.m), np.where(x.swapped, p.m, p.n)
 
 
 class _Loads(NamedTuple):
-    """What a block loads of A and B itself for a k block, in rows of 128 bytes."""
+    """Loads of A and B that a CTA issues for one k-tile, in rows of 128 bytes."""
 
     rows_m: np.ndarray
     rows_n: np.ndarray
-    loaded: np.ndarray  # with those that take two lines counted twice
-    cut: np.ndarray  # those that start in the middle of a sector
-    cut_arrival: np.ndarray  # the same with what others load for it
+    loaded: np.ndarray  # all rows; those that take two lines are weighted by `straddling`
+    cut: np.ndarray  # rows that start inside a 32-byte sector
+    cut_arrival: np.ndarray  # such rows that arrive at the CTA, multicast from other CTAs included
 
 
 def _loads(p: Problem, x: _Configs, c: Calibration) -> _Loads:
     copied_a, copied_b = _copied(p, x)
     rows_m, rows_n = x.tile_m / x.cluster_n, x.tile_n / x.cluster_m
-    # TF32's B is K-major, if need be by a copy.
+    # The TF32 instruction's B is K-major, after a copy if necessary.
     is_16bit = DTYPES[p.a.dtype].itemsize == 2
     n_major = is_16bit & np.where(x.swapped, p.a.transposed, not p.b.transposed)
     rows_n = rows_n + n_major * (-x.tile_n % 64) / x.cluster_m * c.padding_weight
-    # Most tiles of an N-major B begin inside a line where they are no whole number of lines wide.
+    # Most tiles of an N-major B start inside a line if their width is no multiple of a line.
     off_line = n_major & (x.tile_n % 64 != 0)
     rows_a, rows_b = np.where(x.swapped, (rows_n, rows_m), (rows_m, rows_n))
     on_line_a = (copied_a | _starts_at(p.a, 128)) & ~(x.swapped & off_line)
@@ -423,7 +424,7 @@ def _loads(p: Problem, x: _Configs, c: Calibration) -> _Loads:
 
 
 def _mainloop_us(p: Problem, x: _Configs, c: Calibration, walk: _Walk, loads: _Loads) -> np.ndarray:
-    """The k blocks of one tile, each of 128 bytes."""
+    """Estimate the main loop of one tile: its k-tiles, of 128 bytes along K each."""
     parts = _column_parts(p, x)
     columns = x.tile_n / parts
     pairs = parts * _norm(columns / 2, (columns + 64) * c.shared_clocks_per_row, c.stage_overlap)
@@ -448,15 +449,15 @@ def _promotes(p: Problem) -> bool:
 
 
 def _groups(x: _Configs) -> np.ndarray:
-    """Warpgroups that multiply a tile."""
+    """Return the number of warpgroups that multiply one tile."""
     return np.where(x.ping_pong, 1, np.where(x.tile_m == 192, 3, 2))
 
 
 def _column_parts(p: Problem, x: _Configs) -> np.ndarray | int:
-    """In how many parts a warpgroup multiplies the columns of a tile, reading A for each.
+    """Return the number of column blocks in which a warpgroup multiplies a tile.
 
-    As promoted_parts() in csrc/kernels/wgmma/geometry.h has it; tiles of more rows are divided
-    along these.
+    A is read once for each. The rule is that of promoted_parts() in csrc/kernels/wgmma/geometry.h;
+    taller tiles are divided along their rows instead.
     """
     if not _promotes(p):
         return 1
@@ -466,10 +467,11 @@ def _column_parts(p: Problem, x: _Configs) -> np.ndarray | int:
 
 
 def _promotion_clocks(p: Problem, x: _Configs, c: Calibration) -> np.ndarray | int:
-    """What sums of a k block of 8-bit floats take to leave the tensor core, beyond what hides it.
+    """Estimate the clocks of promoted accumulation for one k-tile that are not hidden.
 
-    Ping-pong multiplies by one warpgroup at a time, and cooperative ones hide a part of it by each
-    other. Where columns of a tile have factors of their own, these are read for each sum.
+    With ping-pong, one warpgroup multiplies at a time, so that nothing hides promotion; cooperative
+    warpgroups partly hide each other's. Where the columns of a tile do not share one block scale, a
+    scale is read for each accumulator.
     """
     if not _promotes(p):
         return 0
@@ -487,14 +489,15 @@ def _promotion_clocks(p: Problem, x: _Configs, c: Calibration) -> np.ndarray | i
 def _outside(
     p: Problem, x: _Configs, walk: _Walk, loads: _Loads, k_blocks: np.ndarray
 ) -> np.ndarray:
-    """Rows of 128 bytes that a block loads from outside of the operands.
+    """Return the average rows of 128 bytes that a CTA loads from outside the operands per k-tile.
 
-    Tiles overlap instead where D has room for one, TMA stores it, there is no epilogue, and k
-    blocks are worth it (kWorthOverlap in csrc/kernels/wgmma/launch.cc).
+    The last tiles overlap their neighbors instead where D is at least as large as a tile, TMA
+    stores D, the kernel runs no epilogue, and there are enough k-tiles (kWorthOverlap in
+    csrc/kernels/wgmma/launch.cc).
     """
     m, n = _sides(p, x)
     overlap = ~walk.in_kernel & (k_blocks >= 5) & (p.n * walk.stored_bytes(p) % 16 == 0)
-    share = ~overlap / np.maximum(walk.waves, 1)  # of tiles that reach past D
+    share = ~overlap / np.maximum(walk.waves, 1)  # fraction of tiles that reach past D
     outside_m = np.where(m < x.tile_m, x.tile_m - m, share * (-m % x.tile_m))
     outside_n = np.where(n < walk.d_tile_n, walk.d_tile_n - n, share * (-n % walk.d_tile_n))
     outside = np.minimum(outside_m, loads.rows_m)
@@ -504,14 +507,15 @@ def _outside(
 def _compute_us(
     p: Problem, x: _Configs, c: Calibration, walk: _Walk, mainloop: np.ndarray
 ) -> np.ndarray:
-    """The walk over all tiles: ping-pong stores one while it multiplies the next."""
-    # Blocks that split K store a share each; of narrow tiles one stores all that a warpgroup has.
+    """Estimate the time for all tiles; ping-pong stores one tile while it multiplies the next."""
+    # CTAs of a cluster that split K store a slice each; of narrow tiles, one CTA stores all columns
+    # of a warpgroup.
     groups = np.where(x.ping_pong, 1, 2)
     shares = np.where(
         x.tile_n % (16 * x.cluster_k) == 0, x.cluster_k, np.minimum(groups, x.cluster_k)
     )
-    # In turns of 128 bytes along D, or as many rows; the last repeats some that it does not fill.
-    # What a function makes of a gated product's tile is stored as a bare one of half its columns.
+    # Epilogue subtiles are 128 bytes wide; a last, narrower one counts as a full one. The function
+    # of a gated GEMM stores half as many columns as its tile has.
     columns = x.tile_n if p.epilogue.function is None else walk.d_tile_n
     turns = np.ceil(columns / shares * walk.stored_bytes(p) / 128)
     store = x.tile_m * turns * 128 / 1024 / c.epilogue_kib_per_us
@@ -538,7 +542,7 @@ def _compute_us(
 def _waiting_us(p: Problem, x: _Configs, c: Calibration) -> np.ndarray:
     """Return the us that a ping-pong epilogue waits for matrices and for uncached code.
 
-    The code is that for 1024 * 16 accumulators, 128 for each thread of a warpgroup.
+    Code is fetched once for 1024 * 16 accumulators, 128 for each thread of a warpgroup.
     """
     us = sum(_matrices(p)) / c.function_box_kib_per_us
     if not _is_long(p):
@@ -549,17 +553,17 @@ def _waiting_us(p: Problem, x: _Configs, c: Calibration) -> np.ndarray:
 
 
 def _memory_us(p: Problem, x: _Configs, c: Calibration, walk: _Walk) -> np.ndarray:
-    """What one launch moves to and from HBM."""
+    """Estimate the time of one launch's HBM traffic."""
     sums = max(p.batch, 1) * p.m * p.n * p.num_b
     stored = np.where(walk.is_summed, sums / walk.launches * 4, _other_bytes(p))
-    # As wide as a tile, or as the 64 rows of the transposed problem that an instruction has.
+    # Segments of rows of D: as wide as a tile, or with swap_ab as the 64 rows of an instruction.
     pieces = max(p.batch, 1) * p.m * np.ceil(p.n / np.where(x.swapped, 64, x.tile_n))
     stored = stored + walk.is_unaligned(p) * pieces * c.unaligned_piece_bytes
     return (p.a_bytes + p.b_bytes / walk.launches + stored) / c.hbm_bytes_per_us
 
 
 def _reduction_us(p: Problem, x: _Configs, c: Calibration, walk: _Walk) -> np.ndarray:
-    """The launch that adds up parts of K and runs the epilogue."""
+    """Estimate the launch that adds up the slices of split-K and runs the epilogue."""
     elements = max(p.batch, 1) * p.m * p.n
     summed_bytes = elements * p.num_b * 4 * x.splits + _other_bytes(p)
     epilogue = 0 if walk.is_bare else elements / c.reduction_epilogues_per_us
@@ -569,12 +573,12 @@ def _reduction_us(p: Problem, x: _Configs, c: Calibration, walk: _Walk) -> np.nd
 
 
 def _other_bytes(p: Problem) -> int:
-    """Of what is read and written beside A and B."""
+    """Return the bytes read and written besides A and B."""
     return p.bytes - p.a_bytes - p.b_bytes
 
 
 def _function_us(p: Problem, x: _Configs, c: Calibration) -> np.ndarray:
-    """What 1024 elements of a product take a warpgroup through its function."""
+    """Estimate the time of a warpgroup's epilogue function for 1024 accumulators."""
     function = p.function
     vectors = sum(strides.along != "kBoth" for _, _, strides in function.reads)
     work = function.cost.work * (c.function_turns_work if _is_long(p) else 1)
@@ -583,37 +587,37 @@ def _function_us(p: Problem, x: _Configs, c: Calibration) -> np.ndarray:
         us += reduced_us * sum(y.over == over for y in function.results)
     moved = c.function_read_us * p.function_read_bytes
     moved += c.function_stored_us * p.function_result_bytes
-    if len(p.d_shape) > 3:  # What lies beside D is stored by the function.
+    if len(p.d_shape) > 3:  # The function stores the result that is interleaved with D's rows.
         moved += c.function_stored_us * math.prod(p.d_shape) / 2 * DTYPES[p.out_dtype].itemsize
     us = us + moved / max(2 * p.batch * p.m * p.n, 1)
     lines = sum(strides.along in ("kM", "kN") for _, _, strides in function.reads)
     us = us + _runs_in_turns(p, x) * lines * c.function_turns_us
-    # Of a gated product it takes two sums for each element that it computes.
+    # With a gated GEMM, two accumulators give one element.
     return us / p.num_b + ~x.swapped * _function_apart_us(p, c)
 
 
 def _runs_in_turns(p: Problem, x: _Configs) -> np.ndarray:
-    """Whether a function's code is too long to have a copy for each element of a thread."""
+    """Return whether the function is a loop over subtiles, since its unrolled code is too long."""
     elements = x.tile_m * x.tile_n / _groups(x) / 128 / p.num_b
     return elements * p.function.cost.size > _MOST_AT_ONCE
 
 
 def _code_size(p: Problem) -> float:
-    """Instructions of a function's code with copies for the 128 accumulators of a thread.
+    """Return the instructions of a function unrolled for the 128 accumulators of a thread.
 
-    Tiles with as many were measured. Those with fewer have shorter code, which the model does not
-    count as faster.
+    Tiles with 128 accumulators per thread were measured. Tiles with fewer have shorter code, which
+    the model does not count as faster.
     """
     return 128 / p.num_b * p.function.cost.size
 
 
 def _is_long(p: Problem) -> bool:
-    """Whether this code is too long to be copied."""
+    """Return whether a function unrolled for 128 accumulators would be too long."""
     return _code_size(p) > _MOST_AT_ONCE
 
 
 def _function_apart_us(p: Problem, c: Calibration) -> float:
-    """What more it takes where elements are read and stored one by one."""
+    """Return the additional us per 1024 elements where N is no multiple of 8."""
     if p.n % 8 == 0:
         return 0.0
     apart, matrix = c.function_apart_us
@@ -621,16 +625,16 @@ def _function_apart_us(p: Problem, c: Calibration) -> float:
 
 
 def _matrices(p: Problem) -> list[int]:
-    """The bytes of an element of each matrix that its function reads."""
+    """Return the element size in bytes of each matrix that the function reads."""
     reads = p.function.reads if p.function else ()
     return [itemsize for _, itemsize, strides in reads if strides.along == "kBoth"]
 
 
 def _copied(p: Problem, x: _Configs) -> tuple[np.ndarray, np.ndarray]:
-    """Whether A and B are copied: what TMA cannot read, or what has to be transposed.
+    """Return whether A and B are copied: if TMA cannot read them, or they must be transposed.
 
-    TF32's instruction reads a K-major B; its A, which is the problem's B when swapped, is taken
-    from registers where it is M-major. Those of 8 bits read both K-major.
+    The TF32 instruction reads B K-major; its A, with swap_ab the problem's B, comes from registers
+    where it is M-major. The 8-bit instructions read both operands K-major.
     """
     is_tf32, is_8_bit = p.compute == "tf32", _has_8_bits(p)
     transposed_a = (is_tf32 or is_8_bit) and p.a.transposed
@@ -641,7 +645,7 @@ def _copied(p: Problem, x: _Configs) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _copy_us(p: Problem, x: _Configs, c: Calibration) -> np.ndarray:
-    """The launch that copies operands."""
+    """Estimate the launch that copies operands; 0 without copies."""
     copied_a, copied_b = _copied(p, x)
     if p.symmetric:  # Both operands are one array, copied once where both are copied.
         copied_b = copied_b & ~copied_a
@@ -650,12 +654,12 @@ def _copy_us(p: Problem, x: _Configs, c: Calibration) -> np.ndarray:
 
 
 def _starts_at(operand: Operand, num_bytes: int) -> bool:
-    """Whether every row starts at a multiple of so many bytes, in a buffer that does."""
+    """Return whether every row is aligned to `num_bytes` in a buffer that is."""
     return operand.ld * DTYPES[operand.dtype].itemsize % num_bytes == 0
 
 
 def _norm(x, y, order):
-    """Between the larger of two times that overlap and their sum."""
+    """Return the norm of two overlapping times: between the larger one and their sum."""
     if order == 4:  # by squares, in a tenth of the time of powers
         x, y = x * x, y * y
         return np.sqrt(np.sqrt(x * x + y * y))

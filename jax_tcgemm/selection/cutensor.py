@@ -1,4 +1,4 @@
-"""cuTENSOR: whether it is here, what it can run and how much workspace it wants."""
+"""Queries about cuTENSOR: whether it is installed, what it can run, and its workspace size."""
 
 import functools
 
@@ -9,19 +9,19 @@ from jax_tcgemm.system import modules
 
 INSTALL = "pip install 'jax_tcgemm[cutensor]'"
 
-# Where no GPU is there to ask, a contraction gets room for a permuted copy of every array, up to
-# this.
+# Without a GPU to query, a contraction gets workspace for a permuted copy of every array, up to
+# this many bytes.
 _MAX_GUESS = 256 << 20
 
 
 def reason() -> str:
-    """Why cuTENSOR cannot be used here, with what to install, or ""."""
+    """Return why cuTENSOR cannot be used here and the command that installs it; or ""."""
     missing = modules.reason("cutensor")
     return f"{missing}; {INSTALL}" if missing else ""
 
 
 def reject(operation: Operation) -> str:
-    """The rule, of those that need no GPU to know, that stops cuTENSOR; "" when none does."""
+    """Return the rule that stops cuTENSOR, of those that need no GPU to check; or ""."""
     if operation.dtype not in CONTRACTION_COMPUTE:
         return f"cuTENSOR does not take {operation.dtype}"
     if 0 in operation.extents:
@@ -45,11 +45,10 @@ def reject(operation: Operation) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def estimate(operation: Operation) -> tuple[str, int]:
-    """Why cuTENSOR cannot run the operation on this GPU, or ""; and the workspace for it.
+    """Return why cuTENSOR cannot run the operation on this GPU, or "", and its workspace in bytes.
 
-    Where there is no GPU, as when a program is lowered for one elsewhere, the workspace is a bound:
-    as many bytes as all the arrays have, at most 256 MiB. cuTENSOR then takes the best algorithm
-    that it is enough for.
+    Without a GPU, as when a program is lowered for another machine, the workspace is the size of
+    all arrays, at most 256 MiB. At run time cuTENSOR selects an algorithm that fits into it.
     """
     if modules.cutensor is not None and modules.cuda_device() is not None:
         return modules.cutensor.estimate_workspace(operation.query())

@@ -1,4 +1,4 @@
-"""The device that a program will run on, as far as a choice may depend on it."""
+"""Description of the device that a program will run on, as selection needs it."""
 
 import contextlib
 import dataclasses
@@ -15,7 +15,7 @@ from jax_tcgemm.system import modules
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What a choice may depend on. `assumed` when no such device is present here."""
+    """Properties of a device that selection uses; `assumed` when this host has no such device."""
 
     platform: str
     compute_capability: int = 0
@@ -26,31 +26,31 @@ class Device:
 
     @property
     def key(self) -> DeviceKey:
-        """What tables of measured choices know it by."""
+        """Key of the device in tables of measured choices."""
         return DeviceKey(self.platform, self.name, self.compute_capability, self.num_sms)
 
     @property
     def assumption(self) -> str:
-        """What is to be said of a choice that was made for it."""
+        """Note for the reason of a choice made for an assumed device; "" for a present one."""
         return "; no GPU here, so an H200 is assumed" if self.assumed else ""
 
     def query(self) -> dict:
-        """What the modules' reject() and workspace_bytes() take."""
+        """Return the device as the extension modules' reject() and workspace_bytes() take it."""
         return {
             "compute_capability": self.compute_capability,
             "num_sms": self.num_sms,
             "shared_memory_bytes": self.shared_memory_bytes,
-            # What a GPU would run is known without a compiler.
+            # An assumed GPU selects compiled kernels even if NVRTC is missing here.
             "compiles_kernels": self.platform == "cuda" and (self.assumed or not nvrtc.reason()),
         }
 
 
-# Lowering for CUDA where there is no GPU aims at an H200.
+# Lowering for CUDA without a GPU targets an H200.
 ASSUMED_GPU = Device("cuda", 90, 132, 232448, assumed=True, name="NVIDIA H200")
 
 
 def target_device(platform: str) -> Device:
-    """The device that a program lowered for `platform` will run on: the first or an assumed one."""
+    """Return the first device of `platform`; for CUDA without a GPU, an assumed H200."""
     if platform == "cpu":
         return Device(platform, name=_cpu_name())
     if platform != "cuda":
@@ -63,14 +63,14 @@ def target_device(platform: str) -> Device:
 
 
 def default_device() -> Device:
-    """The device that JAX uses unless it is told otherwise."""
+    """Return the device of JAX's default backend."""
     platform = jax.default_backend()
     return target_device("cuda" if platform == "gpu" else platform)
 
 
 @functools.cache
 def _cpu_name() -> str:
-    """The processor and how many of its threads this process may use."""
+    """Return the processor's name and the number of its threads that this process may use."""
     name = host_platform.machine()
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         for line in file:

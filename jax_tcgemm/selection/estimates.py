@@ -1,6 +1,6 @@
-"""Estimated times of what runs a problem, and of XLA's own product in its place.
+"""Estimated times of a problem by an implementation and config, and by XLA's own product.
 
-Selection compares these times; here they are numbers for `explain` and for people.
+Selection compares these times; this module returns them for `explain`.
 """
 
 import functools
@@ -19,9 +19,9 @@ def estimated_us(
 
     Args:
       problem: the problem.
-      device: where it runs.
-      implementation: of those that can run the problem.
-      config: a config of that.
+      device: the device that runs the problem.
+      implementation: an implementation that can run the problem.
+      config: a config of that implementation.
 
     Returns:
       Microseconds; None where there is no estimate, as for CPUs, grouped products, and GPUs other
@@ -40,7 +40,7 @@ def xla_us(problem: AnyProblem | None, device: Device) -> float | None:
 
     Args:
       problem: the problem.
-      device: where it runs.
+      device: the device that runs the problem.
 
     Returns:
       Microseconds; None where there is no estimate, as with an epilogue.
@@ -49,7 +49,7 @@ def xla_us(problem: AnyProblem | None, device: Device) -> float | None:
 
 
 def _times(problem: AnyProblem | None, device: Device) -> dict[Candidate, float]:
-    """The estimated time of each candidate that has one."""
+    """Return the estimated time of each candidate that has an estimate, in microseconds."""
     if problem is None or problem.kind not in ("gemm", "packed") or device.platform != "cuda":
         return {}
     return {candidate: us for candidate, us in ranked(problem, device) if us is not None}
@@ -58,11 +58,11 @@ def _times(problem: AnyProblem | None, device: Device) -> dict[Candidate, float]
 def _xla_us(
     problem: AnyProblem | None, device: Device, times: dict[Candidate, float]
 ) -> float | None:
-    """XLA's product, where `times` may hold that of one of its forms."""
+    """Return XLA's estimated time: the least of its forms in `times`, or that of cuBLASLt."""
     known = [us for candidate, us in times.items() if candidate.implementation == XLA]
     if known:
         return min(known)
-    # Without an estimate for wgmma, the device is none that the cost model was fitted to.
+    # Without an estimate for wgmma, the cost model does not cover the device or the problem.
     if not any(candidate.implementation == "wgmma" for candidate in times):
         return None
     return _of_cublaslt(problem, device)
@@ -70,7 +70,7 @@ def _xla_us(
 
 @functools.lru_cache(maxsize=1024)
 def _of_cublaslt(problem: Problem, device: Device) -> float | None:
-    """The time of cuBLASLt's kernel in XLA's program, for 16-bit operands with aligned rows."""
+    """Estimate cuBLASLt's kernel in XLA's program, for 16-bit operands with aligned rows."""
     is_16bit = problem.a.dtype in ("f16", "bf16") and problem.compute == "f32"
     if not (is_16bit and problem.is_bare and problem.a.is_aligned and problem.b.is_aligned):
         return None

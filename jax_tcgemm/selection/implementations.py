@@ -1,4 +1,4 @@
-"""The implementations by name: what each runs, and where, its configs, and how it is asked for."""
+"""Implementations by name: their platforms, problem kinds and configs, and forcing one by name."""
 
 import functools
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from jax_tcgemm.system import modules
 XLA = "xla"
 XLA_CONFIG = xla_forms.DEFAULT
 
-# The names of the CUDA implementations, in the order in which selection prefers them. Known
-# without the _cuda module too, so that a build without it tells a missing one from a misspelt one.
+# Names of the CUDA implementations, in selection's order of preference. They are listed here so
+# that a build without the _cuda module tells a missing implementation from a misspelt name.
 _CUDA_PREFERENCE = (
     "wgmma",
     "cublaslt",
@@ -47,7 +47,7 @@ AnyProblem = (
     | BlasProblem
 )
 
-# Those that know each kind of problem (`Problem.kind`).
+# The implementations of each kind of problem (`Problem.kind`).
 IMPLEMENTATIONS_OF = {
     "gemm": IMPLEMENTATIONS,
     "ragged": ("wgmma", "mma_sync", "host", XLA),
@@ -56,25 +56,25 @@ IMPLEMENTATIONS_OF = {
     "quantize": ("quantize", XLA),
     "split": ("split", XLA),
     "blas": ("cublas", "host", XLA),
-    # In the order of preference among equals; "gemm" is one of our products.
+    # In the order of preference at equal times; "gemm" is one of our GEMMs.
     "contract": (XLA, "gemm", "cutensor"),
     "permute": (XLA, "cutensor", "tcgemm"),
     "elementwise_binary": (XLA, "cutensor"),
     "elementwise_trinary": (XLA, "cutensor"),
     "reduce": (XLA, "cutensor", "tcgemm"),
 }
-# What messages call a problem that is none of a product.
+# Nouns for error messages, for kinds of problems other than products.
 _NOUNS = {"blas": "call"} | dict.fromkeys(
     ("contract", "permute", "elementwise_binary", "elementwise_trinary", "reduce", "quantize"),
     "operation",
 )
 
 
-# --- asking for one by name ---------------------------------------------------------------------
+# --- forcing an implementation by name ----------------------------------------------------------
 
 
 class Source(NamedTuple):
-    """Where an implementation and its config are asked for by name, in the words of messages."""
+    """Names of the two settings that force an implementation and its config, for messages."""
 
     implementation: str
     config: str
@@ -98,9 +98,9 @@ def check_names(
     kind: str = "gemm",
     source: Source = ARGUMENTS,
 ) -> None:
-    """Raises ValueError for an unknown implementation or config, TypeError for a non-string.
+    """Raise ValueError for an unknown implementation or config, TypeError for a non-string.
 
-    `kind` says of what problems, as `Problem.kind` does.
+    `kind` is the kind of problem (`Problem.kind`) that the implementation must know.
     """
     for what, value in ((source.implementation, implementation), (source.config, config)):
         if value is not None and not isinstance(value, str):
@@ -131,12 +131,12 @@ def check_names(
 
 
 def may_be_unfused(options: CallOptions) -> bool:
-    """Return whether the product may run alone, and XLA what follows it."""
+    """Return whether the product may run unfused, with its epilogue computed by XLA."""
     return options.implementation in (None, XLA)
 
 
 def refusal(op: str, kind: str, name: str, reason: str, source: Source = ARGUMENTS) -> ValueError:
-    """The error of an implementation that was asked for and cannot run a problem of this kind."""
+    """Return the error for a forced implementation that cannot run a problem of this kind."""
     return ValueError(
         f"{op}: {source.implementation} must be able to run the {_NOUNS.get(kind, 'product')}, got "
         f"{source.implementation}={name!r}: {name} cannot run this: {reason}; {source.remedy}"
@@ -144,7 +144,7 @@ def refusal(op: str, kind: str, name: str, reason: str, source: Source = ARGUMEN
 
 
 def listed(configs: Sequence[str], separator: str) -> str:
-    """Configs as text; those that are others with K split are not said one by one."""
+    """Return configs as text; split-K variants of a config are summarized at the end."""
     bases, splits = {}, {}
     for name in configs:
         config = parse_or_none(name)
@@ -157,11 +157,11 @@ def listed(configs: Sequence[str], separator: str) -> str:
     return f"{text}, each also with _split and {', '.join(splits)}" if splits else text
 
 
-# --- asking the modules that they are in --------------------------------------------------------
+# --- queries to the extension modules -----------------------------------------------------------
 
 
 class Candidate(NamedTuple):
-    """An implementation with a config; `reason` says why it cannot run, "" when it can."""
+    """Implementation and config; `reason` says why it cannot run a problem, "" if it can."""
 
     implementation: str
     config: str
@@ -174,7 +174,7 @@ class Candidate(NamedTuple):
 
 
 def abi_of(implementation: str) -> int:
-    """The ABI number of the module that an implementation is in; 0 for XLA's own dot."""
+    """Return the ABI number of the module with an implementation; 0 for XLA's own dot."""
     return 0 if implementation == XLA else _module(implementation).abi_version
 
 
@@ -183,14 +183,14 @@ def _module(implementation: str):
 
 
 def _queries(implementation: str, kind: str):
-    """What answers for an implementation and a kind of problems (csrc/modules/queries.h)."""
+    """Return the module's queries for a kind of problems (csrc/modules/queries.h), or None."""
     module = _module(implementation)
     return module if kind == "gemm" else getattr(module, kind, None)
 
 
 @functools.cache
 def configs_of(implementation: str, kind: str = "gemm") -> tuple[str, ...]:
-    """The configs of an implementation, the default first; empty when it is not in this build."""
+    """Return an implementation's configs, the default first; () when this build lacks them."""
     if implementation == XLA:
         return xla_forms.FORMS if kind == "gemm" else (XLA_CONFIG,)
     queries = _queries(implementation, kind)
@@ -200,7 +200,7 @@ def configs_of(implementation: str, kind: str = "gemm") -> tuple[str, ...]:
 def considered(
     implementation: str, configs: tuple[str, ...], problem: AnyProblem, device: Device
 ) -> tuple[Candidate, ...]:
-    """One config of an implementation, or all, each with the rule that stops it, "" for none."""
+    """Return candidates for one config or all configs, each with the rule that stops it or ""."""
     if reason := _missing(implementation, problem, device):
         return tuple(Candidate(implementation, config, reason) for config in configs)
     queries = _queries(implementation, problem.kind)
@@ -219,11 +219,11 @@ def considered(
 def considered_alike(
     candidate: Candidate, problem: AnyProblem, device: Device
 ) -> tuple[Candidate, ...]:
-    """A candidate for other rows, and the configs that add up each sum in the order that it has.
+    """Return the candidates of all configs with the accumulation order of `candidate`.
 
-    An instruction of wgmma adds what it multiplies of a step of K to its sums at once, so that
-    these have the same bits whatever tile they are part of, as long as K is divided alike: those of
-    all configs on an H100, bit for bit.
+    A wgmma instruction adds all its products over K to an accumulator at once. The bits of an
+    accumulator therefore do not depend on the tile, only on how K is split. This was checked for
+    all configs on an H100, bit for bit. Other implementations have one config for each order.
     """
     implementation, config, _ = candidate
     if implementation != "wgmma":
@@ -236,7 +236,7 @@ def considered_alike(
 
 
 def _missing(implementation: str, problem: AnyProblem, device: Device) -> str:
-    """Why an implementation need not be asked whether it can run a problem; "" if it must be."""
+    """Return why no config of an implementation can run a problem; "" if its module decides."""
     platform = PLATFORM_OF[implementation]
     if platform != device.platform:
         return f"it runs on {platform}, not on {device.platform}"
@@ -251,12 +251,12 @@ def _missing(implementation: str, problem: AnyProblem, device: Device) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _able(implementation: str, configs: tuple[str, ...]) -> tuple[Candidate, ...]:
-    """Candidates that nothing stops: the same for every problem, for wgmma has over a thousand."""
+    """Return candidates without an obstacle, cached because wgmma has over a thousand configs."""
     return tuple(Candidate(implementation, config, "") for config in configs)
 
 
 def workspace_bytes(candidate: Candidate, problem: AnyProblem, device: Device) -> int:
-    """Scratch memory that a candidate wants for a problem which it can run."""
+    """Return the scratch memory in bytes of a candidate for a problem that it can run."""
     if candidate.implementation == XLA:
         return 0
     queries = _queries(candidate.implementation, problem.kind)
@@ -268,7 +268,7 @@ def workspace_bytes(candidate: Candidate, problem: AnyProblem, device: Device) -
 
 
 def kernels(candidate: Candidate, problem: AnyProblem, device: Device) -> tuple[Instance, ...]:
-    """The kernels of a candidate, which a program must bring."""
+    """Return the kernels that a program must embed to run a candidate."""
     if candidate.implementation == XLA:
         return ()
     queries = _queries(candidate.implementation, problem.kind)

@@ -1,14 +1,14 @@
-"""How long kernels take that are no wgmma of ours: XLA's own of a product, cuBLASLt's, mma_sync.
+"""Estimated times of kernels other than wgmma: XLA's own GEMM kernel, cuBLASLt's, and mma_sync.
 
-One form describes them, with rates of each:
+All three have one formula, with rates of their own:
 
-    time = launch + norm(loads, multiplications, memory) + sums of parts
+    time = launch + norm(loads, multiplications, memory) + split-K reduction
     loads = waves · k · (rows of a tile · t(A) + columns of a tile · t(B) + t(k))
 
-where t is what a block takes for each element that it loads, more where its rows do not start on 16
-bytes. XLA and cuBLASLt measure or look up kernels of many tiles, so theirs is the shortest time
-that any tile and any number of parts of K would have. Where rows are aligned, XLA may take
-cuBLASLt's kernel, and that is told from our own (cost_model.py).
+where t is the time of a CTA for each element that it loads, longer where rows are not 16-byte
+aligned. XLA and cuBLASLt choose among kernels with many tiles, so their estimate is the shortest
+time over all tiles and split counts. Where rows are aligned, XLA may select cuBLASLt's kernel,
+whose time is derived from our own kernels (cost_model.py).
 
 The rates were fitted to 800 random products on an H100; docs/tuning.md says what that gives.
 """
@@ -29,7 +29,7 @@ from jax_tcgemm.selection.triangle import triangle_tiles
 
 
 class _Tiles(NamedTuple):
-    """Tiles that kernels may have, and into how many parts they divide K."""
+    """Tile shapes that kernels may have, with their number of split-K slices."""
 
     m: np.ndarray
     n: np.ndarray
@@ -47,28 +47,28 @@ _ANY = np.array(
     float,
 )
 _ANY_TILES = _Tiles(*_ANY.T)
-# XLA splits K of a batch's products only where they are as small as this.
+# The largest M * N for which XLA splits K of batched products.
 _MOST_SPLIT_OF_BATCH = 350
 
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What the kernels of one library do."""
+    """Constants of one library's kernels."""
 
     launch_us: float
-    element_us: tuple[float, float]  # that a block loads, of 16 bits and of 32
-    misaligned: tuple[float, float]  # times that, where rows start on 2 bytes, and on 4 or 8
-    k_us: float  # a block's of each k beside its loads
-    multiply_us: float  # a block's of a product of 16 bits; twice that of TF32
-    parts_us: float  # adding up parts of K, beside
-    part_bytes_per_us: float  # reading and writing them
-    bytes_per_us: float  # of memory
-    misaligned_bytes_per_us: float
+    element_us: tuple[float, float]  # of a CTA for each element loaded: of 16 bits, of 32 bits
+    misaligned: tuple[float, float]  # factor on that for rows aligned to 2 bytes, and to 4 or 8
+    k_us: float  # of a CTA for each k, besides its loads
+    multiply_us: float  # of a CTA for each 16-bit multiply-add; doubled for TF32
+    parts_us: float  # constant part of the split-K reduction
+    part_bytes_per_us: float  # bandwidth of the split-K reduction
+    bytes_per_us: float  # memory bandwidth
+    misaligned_bytes_per_us: float  # memory bandwidth of operands that are not 16-byte aligned
 
 
 @dataclasses.dataclass(frozen=True)
 class Libraries:
-    """What XLA's kernels, cuBLASLt's where rows start anywhere, and mma_sync do on an H200."""
+    """Constants of XLA's kernels, cuBLASLt's for misaligned rows, and mma_sync, on an H200."""
 
     xla: Rates = Rates(
         launch_us=1.55,
@@ -103,17 +103,17 @@ class Libraries:
         bytes_per_us=2.96e6,
         misaligned_bytes_per_us=3.17e6,
     )
-    # XLA's, where it takes cuBLASLt's kernel: beyond what that takes.
+    # Additional time where XLA runs cuBLASLt's kernel.
     xla_cublaslt_us: float = 3.4
-    # A D of one row or one column; and one row of 16 bits by a large B, wherever that starts.
+    # A D of one row or one column; and one row of 16-bit A by a large B of any alignment.
     xla_vector_us: float = 1.59
     xla_vector_bytes_per_us: float = 2.77e6
     xla_row_us: float = 2.8
     xla_row_bytes_per_us: float = 4.65e6
-    xla_tiny_us: float = 4.4  # converting operands of a tiny product of 16 bits
+    xla_tiny_us: float = 4.4  # converting the operands of a tiny 16-bit product
 
     def with_memory(self, factor: float) -> "Libraries":
-        """The same beside a memory that is so many times as fast."""
+        """Return the constants for memory whose bandwidth is `factor` times as high."""
         return _with_memory(self, factor)
 
 
@@ -132,9 +132,10 @@ H200 = Libraries()
 
 
 def xla_us(p: Problem, num_sms: int, c: Libraries, cublaslt_us: float) -> float | None:
-    """Microseconds of XLA's own kernel; None where it would copy operands, or nothing is known.
+    """Estimate XLA's own kernel in microseconds, given cuBLASLt's time for the product.
 
-    `cublaslt_us`: what the product takes cuBLASLt.
+    Returns None for dtypes without a model, for products with an epilogue, and where XLA would copy
+    operands.
     """
     is_16bit = _is_16bit(p)
     is_row = p.m == 1 and p.batch == 1 and is_16bit
@@ -160,10 +161,10 @@ def xla_us(p: Problem, num_sms: int, c: Libraries, cublaslt_us: float) -> float 
 
 
 def xla_int8_us(p: Problem, num_sms: int, c: Libraries) -> float | None:
-    """Microseconds of XLA's kernel for 8-bit integers, in the form that `xla_forms.of_int8` says.
+    """Estimate XLA's kernel for 8-bit integers in the form of `xla_forms.of_int8`, in microseconds.
 
-    Estimated as that of its bfloat16 kernel, which tiny products do not need: they are one loop.
-    None for other problems.
+    The estimate is that of XLA's bfloat16 kernel; tiny products are one loop instead. Returns None
+    for other problems.
     """
     if xla_forms.obstacle(xla_forms.BFLOAT16, p):
         return None
@@ -176,12 +177,12 @@ def xla_int8_us(p: Problem, num_sms: int, c: Libraries) -> float | None:
         out_dtype="f32",
         compute="f32",
     )
-    # It converts operands as it loads them, which cuBLASLt's kernels do not.
+    # XLA's own kernel converts operands while loading them; cuBLASLt's kernels cannot.
     return xla_us(as_bfloat16, num_sms, c, math.inf)
 
 
 def cublaslt_misaligned_us(p: Problem, num_sms: int, c: Libraries) -> float:
-    """Microseconds of cuBLASLt's first choice where rows of A or B do not start on 16 bytes."""
+    """Estimate cuBLASLt in microseconds where rows of A or B are not 16-byte aligned."""
     alignments = (min(_alignment(p.a), _alignment(p.b)),) * 2
     us = _tiles_us(p, num_sms, c.cublaslt, alignments, _ANY_TILES, p.batch == 1)
     return float(us.min())
@@ -190,7 +191,7 @@ def cublaslt_misaligned_us(p: Problem, num_sms: int, c: Libraries) -> float:
 def mma_sync_us(
     p: Problem, num_sms: int, c: Libraries, configs: tuple[str, ...]
 ) -> np.ndarray | None:
-    """Microseconds of each of these configs of mma_sync; None where nothing is known of them."""
+    """Estimate each of these configs of mma_sync in microseconds; None without a model."""
     tiles = _mma_sync_tiles(configs)
     if tiles is None or not p.is_bare or not (_is_tf32(p) or _is_16bit(p)):
         return None
@@ -216,7 +217,7 @@ def _is_16bit(p: Problem) -> bool:
 
 
 def _alignment(operand: Operand) -> int:
-    """The bytes, up to 16, at whose multiples all rows start, in a buffer that does."""
+    """Return the alignment of all rows in bytes, at most 16, in a 16-byte-aligned buffer."""
     if operand.is_aligned:
         return 16
     strides = operand.ld, operand.inner_stride
@@ -232,7 +233,11 @@ def _tiles_us(
     can_split: bool = True,
     computes_half: bool = False,
 ) -> np.ndarray:
-    """What each of these tiles takes; `computes_half`: the kernel mirrors half of a symmetric D."""
+    """Estimate the time of each tile shape in microseconds.
+
+    `alignments` are those of A and B in bytes. With `computes_half`, the kernel computes half of a
+    symmetric D and mirrors the other half.
+    """
     is_32bit = DTYPES[p.a.dtype].itemsize == 4
     of_a, of_b = (
         rates.element_us[is_32bit] * (1 if x == 16 else rates.misaligned[x >= 4])
@@ -240,7 +245,7 @@ def _tiles_us(
     )
     count = np.ceil(p.m / tiles.m) * np.ceil(p.n / tiles.n)
     if computes_half:
-        # As kind_of() in csrc/kernels/mma_sync/mma_sync.cc has it.
+        # The rule of kind_of() in csrc/kernels/mma_sync/mma_sync.cc.
         is_half = p.m > np.maximum(tiles.m, tiles.n)
         count = np.where(is_half, triangle_tiles(p.m, tiles.m, tiles.n), count)
     depth = (

@@ -1,7 +1,8 @@
-"""Which implementation runs a tensor operation: one choice, as for products.
+"""Selection of the implementation that runs a tensor operation, as a `Choice`.
 
-In this order: what was asked for by name; for contractions what the cost model predicts to be
-fastest; for everything else XLA, which moves memory as fast and fuses with its neighbours.
+An implementation named by the caller runs the operation. Otherwise contractions run by the fastest
+implementation of the cost model, and all other operations fall back to XLA, which moves memory as
+fast and fuses with neighboring operations.
 """
 
 import dataclasses
@@ -36,19 +37,18 @@ def select_operation(
     no_compute: str = "",
     obstacle: str = "",
 ) -> Choice:
-    """Chooses what runs a tensor operation.
+    """Select the implementation that runs a tensor operation.
 
     Args:
       options: options of the call.
       operation: the operation, with its compute type.
-      device: where it runs.
-      product: a contraction as one of our products, where they may run it; or a phrase saying why
-        it is none.
-      no_compute: a phrase saying why it has no compute type of cuTENSOR's; "" when it has.
-      obstacle: a phrase saying why only XLA can run it; "" when not.
+      device: the device that runs the operation.
+      product: a contraction as one of our GEMMs; or a phrase saying why it cannot be one.
+      no_compute: a phrase saying why cuTENSOR has no compute type for the operation; or "".
+      obstacle: a phrase saying why only XLA can run the operation; or "".
 
     Returns:
-      The choice; the config of "gemm" is the implementation and config of the product.
+      The choice; the config of "gemm" is the implementation and config of the GEMM.
 
     Raises:
       ValueError: when an implementation was forced that cannot run the operation.
@@ -90,7 +90,7 @@ def select_operation(
 
 
 def _asked(operation: Operation, implementation: str | None) -> tuple[str, ...]:
-    """What is asked whether it can run: asking cuTENSOR makes a plan."""
+    """Return the implementations to query; few, since a query to cuTENSOR creates a plan."""
     if implementation is not None:
         return (implementation,)
     return IMPLEMENTATIONS_OF["contract"] if operation.kind == "contract" else (XLA,)
@@ -99,7 +99,7 @@ def _asked(operation: Operation, implementation: str | None) -> tuple[str, ...]:
 def _of_contraction(
     operation: Operation, product: AsProduct | str, device: Device, considered
 ) -> tuple[str, str]:
-    """The implementation of a contraction and why."""
+    """Return the implementation selected for a contraction, and the reason."""
     if isinstance(product, str):
         return XLA, product
     if product.in_parts:
@@ -133,7 +133,7 @@ def _cutensor_refusal(operation: Operation, device: Device) -> str:
 
 
 def _kernel_refusal(operation: Operation, device: Device) -> str:
-    """Why our kernels tensor/transposition and common/reduction do not run an operation."""
+    """Return why our kernels tensor/transposition and common/reduction cannot run it; or ""."""
     if device.platform != "cuda":
         return f"it runs on cuda, not on {device.platform}"
     if operation.kind not in ("permute", "reduce"):
@@ -156,7 +156,7 @@ def _kernel_refusal(operation: Operation, device: Device) -> str:
 
 
 def _kernels(operation: Operation, device: Device) -> tuple[Instance, ...]:
-    """What a program must bring for our transposition or reduction."""
+    """Return the kernels that a program must embed for our transposition or reduction."""
     if operation.kind == "permute":
         query = {"element_bytes": operation.dtype.itemsize}
         query |= fold_permutation(operation).query()
@@ -167,6 +167,6 @@ def _kernels(operation: Operation, device: Device) -> tuple[Instance, ...]:
 
 
 def _reduction(operation: Operation) -> tuple:
-    """What the module's queries about reductions take."""
+    """Return the arguments of the module's queries about reductions."""
     dtype, folded = DTYPE_NAMES[operation.dtype], fold_reduction(operation)
     return dtype, dtype, operation.combine[0], *dataclasses.astuple(folded)

@@ -1,4 +1,4 @@
-"""Peak rates of GPUs, for the time that no implementation can beat."""
+"""Peak rates of GPUs, and the lower bound on a problem's time that follows from them."""
 
 import dataclasses
 
@@ -11,8 +11,9 @@ from jax_tcgemm.problem.ragged import RaggedProblem
 class Peaks:
     """Data-sheet figures of one GPU: dense, without sparsity, at boost clock.
 
-    Operations a second by arithmetic, and bytes of device memory a second. `s8` is that of
-    8-bit floats, too; `f32` and `f64` are the best of CUDA cores and tensor cores.
+    Attributes are operations per second for each arithmetic, and `bytes` of device memory per
+    second. `s8` also holds for 8-bit floats; `f32` and `f64` are the best of CUDA cores and tensor
+    cores.
     """
 
     name: str
@@ -24,7 +25,7 @@ class Peaks:
     bytes: float
 
 
-# By compute capability; of several products with the same one, the named one.
+# By compute capability; where several GPUs share one, the figures are of the named GPU.
 _PEAKS = {
     80: Peaks("A100 80GB", 312e12, 156e12, 624e12, 19.5e12, 19.5e12, 2.04e12),
     86: Peaks("A40", 149.7e12, 74.8e12, 299.3e12, 37.4e12, 0.58e12, 0.696e12),
@@ -35,14 +36,14 @@ _PEAKS = {
 
 
 def peaks(compute_capability: int) -> Peaks | None:
-    """The figures for a compute capability, None when they are not known."""
+    """Return the figures for a compute capability; None when they are not known."""
     return _PEAKS.get(compute_capability)
 
 
 def roofline_seconds(problem: Problem | RaggedProblem, compute_capability: int) -> float | None:
-    """The longer of arithmetic at its peak and memory traffic at its peak.
+    """Return the roofline time: the longer of arithmetic and memory traffic at peak rates.
 
-    None on the host and on GPUs whose figures are not known.
+    Returns None for CPUs and for GPUs without known figures.
     """
     known = peaks(compute_capability)
     if known is None:

@@ -1,4 +1,4 @@
-"""Tables of measured choices: what was fastest for a problem on a device.
+"""Tables of measured choices: the fastest implementation and config of a problem on a device.
 
 A table is a JSON file::
 
@@ -10,9 +10,9 @@ A table is a JSON file::
          "implementation": "wgmma", "config": "64x64x64_c1x1x1_pp", "us": 4.0,
          "version": "0.1.0", "abi": 1}}}
 
-Three places are searched, and the last that knows a problem wins: the tables that ship with the
-package, the user's cache folder, and tables given to `adopt`. All are read once in a process, when
-the first product is lowered, so the same program makes the same choices for as long as it runs.
+Tables come from three places, and the last one that has a problem wins: the tables that ship with
+the package, the user's cache folder, and tables given to `adopt`. Files are read once in a process,
+when the first product is lowered, so that a running program always makes the same choices.
 """
 
 import contextlib
@@ -38,14 +38,14 @@ _LOCK_TIMEOUT_S = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What was fastest for one problem.
+    """Fastest implementation and config of one problem, with the measured time.
 
     Attributes:
-      implementation: its name; "xla" is one too.
-      config: its config.
-      us: microseconds that it took.
-      version: of jax_tcgemm, when it was measured.
-      abi: of the module whose implementation it is; an entry of another one is not used.
+      implementation: name of the implementation, which may be "xla".
+      config: name of the config.
+      us: measured time in microseconds.
+      version: version of jax_tcgemm that measured the entry.
+      abi: ABI number of the implementation's module; an entry with another number is not used.
     """
 
     implementation: str
@@ -57,7 +57,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceKey:
-    """The devices that a table is for: those that agree in all of this."""
+    """Key of a table's devices, which must be equal in every attribute."""
 
     platform: str
     name: str
@@ -66,14 +66,14 @@ class DeviceKey:
 
     @property
     def slug(self) -> str:
-        """A file name for it."""
+        """File name of the device's table, without the suffix."""
         words = f"{self.platform}-{self.name}-{self.compute_capability}-{self.num_sms}"
         return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Entries by problem (see `problem_key`), of one device."""
+    """Entries of one device, by problem (see `problem_key`)."""
 
     device: DeviceKey
     entries: Mapping[str, Entry]
@@ -81,7 +81,7 @@ class Table:
 
 
 def problem_key(problem: Problem) -> str:
-    """All that a choice may depend on, as text: strides only where they are not the packed ones."""
+    """Return all that selection depends on as text; strides appear where they are not packed."""
     p = problem
     key = str(p)
     for name, operand, rows, columns in (("a", p.a, p.m, p.k), ("b", p.b, p.k, p.n)):
@@ -100,12 +100,12 @@ def problem_key(problem: Problem) -> str:
 
 
 def make_entry(implementation: str, config: str, us: float, abi: int) -> Entry:
-    """An entry measured by this version of the package."""
+    """Return an entry measured by this version of the package."""
     return Entry(implementation, config, round(float(us), 3), package_version(), abi)
 
 
 def package_version() -> str:
-    """The version of jax_tcgemm."""
+    """Return the version of jax_tcgemm."""
     return importlib.metadata.version("jax_tcgemm")
 
 
@@ -113,7 +113,7 @@ def package_version() -> str:
 
 
 def read_table(path: str | os.PathLike) -> Table:
-    """Reads a table.
+    """Read a table.
 
     Args:
       path: a file that `write_table` or `merge_table` wrote.
@@ -122,8 +122,8 @@ def read_table(path: str | os.PathLike) -> Table:
       The table.
 
     Raises:
-      OSError: when it cannot be read, as what is no regular file cannot.
-      ValueError: when it is no table of this format.
+      OSError: when the file cannot be read or is not a regular file.
+      ValueError: when the file is not a table of this format.
     """
     path = Path(path)
     _check_regular(path)
@@ -142,7 +142,7 @@ def read_table(path: str | os.PathLike) -> Table:
 
 
 def _typed(kind: type, fields: Mapping, key: str) -> Entry | DeviceKey:
-    """An Entry or a DeviceKey of what a file says of `key`."""
+    """Return an Entry or a DeviceKey from the fields that a file has for `key`."""
     made = kind(**fields)
     for name, wanted in kind.__annotations__.items():
         value = getattr(made, name)
@@ -155,20 +155,20 @@ def _typed(kind: type, fields: Mapping, key: str) -> Entry | DeviceKey:
 
 
 def _check_regular(path: Path) -> None:
-    """Raises OSError for a folder, a FIFO, a device: no table is read from one, or replaces it."""
+    """Raise OSError for a folder, FIFO or device, which is neither read nor replaced."""
     if path.exists() and not path.is_file():
         raise OSError(f"tuning: the table must be a regular file, got {path}; take another path")
 
 
 def write_table(path: str | os.PathLike, table: Table) -> None:
-    """Writes a table so that whoever reads the file sees all of it or what was there before.
+    """Write a table atomically: a reader sees the whole new table or the previous file.
 
     Args:
-      path: the file, or a link to it; its folder is made where missing.
+      path: the file, or a link to it; a missing folder is created.
       table: the table.
 
     Raises:
-      OSError: when it cannot be written; the file is then as it was.
+      OSError: when the table cannot be written; the file is then unchanged.
     """
     path = Path(path).resolve()
     _check_regular(path)
@@ -179,7 +179,7 @@ def write_table(path: str | os.PathLike, table: Table) -> None:
         "provenance": table.provenance,
         "entries": {key: dataclasses.asdict(table.entries[key]) for key in sorted(table.entries)},
     }
-    # One line an entry, so that a diff shows what changed.
+    # One line per entry, so that a diff shows the changed entries.
     text = json.dumps({k: v for k, v in data.items() if k != "entries"}, indent=1)
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in data["entries"].items()]
     body = ",\n".join(lines)
@@ -198,7 +198,7 @@ def write_table(path: str | os.PathLike, table: Table) -> None:
 
 
 def check_writable(path: str | os.PathLike) -> None:
-    """Raises OSError where `write_table` would, as far as that can be known without a table."""
+    """Raise OSError where `write_table` would, as far as a test without a table can tell."""
     path = Path(path).resolve()
     _check_regular(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -207,17 +207,18 @@ def check_writable(path: str | os.PathLike) -> None:
 
 
 def merge_table(path: str | os.PathLike, table: Table) -> None:
-    """Adds a table's entries to a file; those of other writers stay, also of concurrent ones.
+    """Add a table's entries to a file, and keep entries of other, also concurrent, writers.
 
-    A file lock beside it (`<path>.lock`, left in place) is held meanwhile. A file that is no table,
-    or one of another device, is replaced, with a warning.
+    The file is locked by `<path>.lock`, which is left in place. A file that is not a table, or is a
+    table of another device, is replaced with a warning.
 
     Args:
-      path: the file, or a link to it; made where missing.
-      table: what to add.
+      path: the file, or a link to it; created where missing.
+      table: the entries to add.
 
     Raises:
-      OSError: when it cannot be written, or is locked for ten seconds in which nobody writes it.
+      OSError: when the file cannot be written, or when it stays locked for ten seconds without
+        being replaced.
     """
     path = Path(path).resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -244,7 +245,7 @@ def merge_table(path: str | os.PathLike, table: Table) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds the lock of a file, however long the queue of those who write it."""
+    """Hold the lock of a file; waiting continues for as long as other writers replace the file."""
     import filelock
 
     lock = filelock.FileLock(f"{path}.lock", timeout=_LOCK_TIMEOUT_S, poll_interval=0.01)
@@ -264,7 +265,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _version_of(path: Path) -> tuple[int, int] | None:
-    """What changes when a file is replaced; None where there is none."""
+    """Return a file's inode and modification time, which change with it; None if missing."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -275,17 +276,17 @@ def _version_of(path: Path) -> tuple[int, int] | None:
 # --- the tables of this process -----------------------------------------------------------------
 
 _lock = threading.RLock()
-# For each device, tables in the order of precedence, the first one least.
+# For each device, tables in ascending order of precedence.
 _tables: dict[DeviceKey, list[tuple[str, Mapping[str, Entry]]]] = {}
 _loaded: list[tuple[str, Table]] = []
 _revision = 0
-# In a block of `unused`.
+# True inside a block of `unused`.
 _is_unused = False
 _warned: set[str] = set()
 
 
 def cache_file(device: DeviceKey) -> Path | None:
-    """The user's table of a device; None when TCGEMM_CACHE_DIR is "off"."""
+    """Return the path of the user's table of a device; None when TCGEMM_CACHE_DIR is "off"."""
     folder = cache_folder()
     return None if folder is None else folder / f"{device.slug}.json"
 
@@ -294,7 +295,7 @@ _SHIPPED = "shipped table"
 
 
 def lookup(problem: Problem, device: DeviceKey) -> Iterator[tuple[Entry, str]]:
-    """What is known about a problem, the most trusted first, each with where it stands."""
+    """Return the entries of a problem in descending precedence, each with its table's name."""
     if _is_unused:
         return iter(())
     with _lock:
@@ -307,7 +308,7 @@ def lookup(problem: Problem, device: DeviceKey) -> Iterator[tuple[Entry, str]]:
 
 @contextlib.contextmanager
 def unused() -> Iterator[None]:
-    """No table knows anything meanwhile, in any thread: what is chosen is as for a new problem."""
+    """Ignore all tables in every thread, so that selection treats each problem as unmeasured."""
     global _is_unused, _revision
     before, _is_unused, _revision = _is_unused, True, _revision + 1
     try:
@@ -317,7 +318,7 @@ def unused() -> Iterator[None]:
 
 
 def is_tuned(problem: Problem, device: DeviceKey) -> bool:
-    """Whether the user's own measurements, or a table that was loaded, know a problem."""
+    """Return whether the user's cache or an adopted table has an entry for a problem."""
     return any(not source.startswith(_SHIPPED) for _, source in lookup(problem, device))
 
 
@@ -341,16 +342,16 @@ def _read_all(device: DeviceKey) -> Iterator[tuple[str, Mapping[str, Entry]]]:
 
 
 def revision() -> int:
-    """A number that is another one whenever what `lookup` says may be."""
+    """Return a number that changes whenever the results of `lookup` may change."""
     return _revision
 
 
 def adopt(table: Table, source: str) -> None:
-    """Lets a table decide in this process, above all that were there before.
+    """Give a table precedence over all present ones in this process.
 
     Args:
       table: the table.
-      source: what to call it where a choice says why.
+      source: name of the table in the reason of a choice.
     """
     global _revision
     with _lock:
@@ -361,12 +362,12 @@ def adopt(table: Table, source: str) -> None:
 
 
 def save_to_cache(table: Table) -> Path | None:
-    """Merges a table into the user's cache folder.
+    """Merge a table into the user's cache folder.
 
-    A folder that cannot be written is warned about once in a process, and nothing else happens.
+    If the folder cannot be written, a warning is given once in a process.
 
     Args:
-      table: what to add.
+      table: the entries to add.
 
     Returns:
       The file, or None when it was not written.
@@ -382,7 +383,7 @@ def save_to_cache(table: Table) -> Path | None:
 
 
 def reset() -> None:
-    """Forgets every table, so that the files are read again when the next product is lowered."""
+    """Forget every table, so that the files are read again when the next product is lowered."""
     global _revision
     with _lock:
         _revision += 1

@@ -1,6 +1,6 @@
-"""When `simt_batched` is selected, and its estimated time: large batches of tiny matrices.
+"""Selection and estimated time of `simt_batched`, for large batches of tiny matrices.
 
-Its kernel is bound by memory, or by the CUDA cores where matrices are larger.
+The kernel is bound by memory bandwidth, or by the CUDA cores where matrices are larger.
 """
 
 from collections.abc import Sequence
@@ -11,21 +11,21 @@ from jax_tcgemm.selection.implementations import Candidate
 
 IMPLEMENTATION = "simt_batched"
 
-# A launch, and the part of the memory's bandwidth that the kernel reaches (H200: 39017x11x11x11 NT
-# float32 18 us, where memory takes 12; 52512x15x15x9 NT float64 55 and 43).
+# A launch, and the fraction of memory bandwidth that the kernel reaches (H200: 39017x11x11x11 NT
+# float32 takes 18 us and its memory traffic 12 us; 52512x15x15x9 NT float64 takes 55 and 43 us).
 _LAUNCH_US, _BANDWIDTH = 3.0, 0.8
-# Multiply-adds of an SM in a microsecond, of float32 and of float64.
+# Multiply-adds of an SM per microsecond, in float32 and in float64.
 _PRODUCTS_PER_US, _WIDE_PRODUCTS_PER_US = 64 * 1700.0, 48 * 1700.0
-# Batches below this, or whose memory traffic takes less, gain nothing over XLA's loop, which XLA
-# fuses with what is around it.
+# Batches with fewer entries, or with a shorter time of memory traffic, gain nothing over XLA's
+# loop, which XLA fuses with its neighbors.
 _LEAST_BATCH, _LEAST_MEMORY_US = 1000, 3.0
-# Where libraries are not modelled, they are as fast from here on (3000x32x32x32 NT complex64:
-# 33 us, XLA's 24; 6000x24x24x24 NN float64: 28 and 29).
+# The largest extent where libraries have no estimate; above it they are as fast (3000x32x32x32 NT
+# complex64: 33 us, XLA 24 us; 6000x24x24x24 NN float64: 28 and 29 us).
 _MOST_UNMODELLED = 28
 
 
 def estimated_us(problem: Problem, num_sms: int, bytes_per_us: float) -> float:
-    """Estimated time of the kernel."""
+    """Estimate the time of the kernel in microseconds."""
     memory = problem.bytes / (_BANDWIDTH * bytes_per_us)
     rate = _WIDE_PRODUCTS_PER_US if problem.compute == "f64" else _PRODUCTS_PER_US
     arithmetic = problem.flops / 2 / (rate * num_sms)
@@ -35,9 +35,9 @@ def estimated_us(problem: Problem, num_sms: int, bytes_per_us: float) -> float:
 def candidate_of(
     problem: Problem, considered: Sequence[Candidate], bytes_per_us: float
 ) -> Candidate | None:
-    """The candidate that runs a batch of tiny matrices; None where it cannot or would gain nothing.
+    """Return the candidate for a batch of tiny matrices; None where it cannot run or gains nothing.
 
-    Where XLA's loop reads both operands along rows and has few terms, it is as fast as memory.
+    XLA's loop runs at memory bandwidth if it reads both operands along rows and K is small.
     """
     if problem.batch < _LEAST_BATCH or problem.bytes / bytes_per_us < _LEAST_MEMORY_US:
         return None

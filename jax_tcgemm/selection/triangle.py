@@ -1,12 +1,12 @@
-"""Tiles of a symmetric D that kernels compute: those of squares on and below the diagonal."""
+"""Number of tiles that kernels compute of a symmetric D: squares on and below the diagonal."""
 
 import numpy as np
 
 
 def triangle_tiles(m: int, tile_m: np.ndarray, tile_n: np.ndarray) -> np.ndarray:
-    """Return how many tiles of a D of m rows and columns csrc/tile/triangle.cuh numbers.
+    """Return the number of tiles of a symmetric m x m D, as csrc/tile/triangle.cuh counts them.
 
-    The shorter side of a tile divides the longer one, which is a square's.
+    D is divided into squares with the longer side of a tile; the shorter side divides the longer.
     """
     square = np.maximum(tile_m, tile_n)
     side = np.ceil(m / square)

@@ -1,6 +1,6 @@
-"""Which mesh axes divide which dimensions of a call, and what that leaves to be summed.
+"""Selection of the mesh axes over which dimensions of a call are sharded, and of its reductions.
 
-Plain data and arithmetic on names: nothing here knows how shardings are written down or found out.
+This module is plain data and arithmetic on names, independent of how shardings are implemented.
 """
 
 import dataclasses
@@ -12,13 +12,13 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-# The names of an array's dimensions, and for each dimension the mesh axes that divide it.
+# The names of an array's dimensions, and for each dimension the mesh axes that shard it.
 Names = tuple[str, ...]
 Spec = tuple[tuple[str, ...], ...]
 
 
 def canonical_spec(spec: PartitionSpec, ndim: int) -> Spec:
-    """A `PartitionSpec` with a tuple of axes for every dimension."""
+    """Return a `PartitionSpec` as a tuple of axes for every dimension."""
     entries = [*spec.partitions, *[None] * (ndim - len(spec))]
     return tuple(
         () if entry is None else entry if isinstance(entry, tuple) else (entry,)
@@ -28,16 +28,16 @@ def canonical_spec(spec: PartitionSpec, ndim: int) -> Spec:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Shards of one call.
+    """Sharding of the operands and results of one call.
 
     Attributes:
-      extents: the whole extent of every name.
+      extents: the unsharded size of every name.
       axis_sizes: the number of devices along every mesh axis.
-      divided: for every divided name the mesh axes, major first.
-      scattered: for names of the addends the axes, of those that divide contracted names, over
-        which the sum leaves each device another part of the dimension.
-      reduced: every axis that divides a contracted name.
-      unreduced: those of them over which the sum is left to whoever needs it.
+      divided: for every sharded name its mesh axes, major first.
+      scattered: for names of the addends, the axes of contracted names over which addends are
+        reduce-scattered along the dimension.
+      reduced: all axes that shard a contracted name.
+      unreduced: the axes in `reduced` over which the addends are not summed here.
     """
 
     extents: dict[str, int]
@@ -48,7 +48,7 @@ class Layout:
     unreduced: frozenset[str] = frozenset()
 
     def spec(self, names: Names, *, summed: bool) -> PartitionSpec:
-        """How an array is divided, before or after the products are summed."""
+        """Return the partition spec of an array, before or after addends are summed."""
         return PartitionSpec(
             *(
                 self.divided.get(name, ()) + (self.scattered.get(name, ()) if summed else ())
@@ -57,16 +57,16 @@ class Layout:
         )
 
     def shard_extent(self, name: str) -> int:
-        """The extent of one device's part."""
+        """Return the size of one device's shard along a dimension."""
         return -(-self.extents[name] // _size(self.divided.get(name, ()), self.axis_sizes))
 
     def start(self, name: str) -> jax.Array | int:
-        """Where this device's part begins, before products are summed."""
+        """Return the index at which this device's shard starts, before addends are summed."""
         axes = self.divided.get(name)
         return lax.axis_index(axes) * self.shard_extent(name) if axes else 0
 
     def mask(self, x: jax.Array, names: Names, contracted: Iterable[str]) -> jax.Array:
-        """`x` with zeros where a contracted dimension is padded because it did not divide."""
+        """Set `x` to 0 where a contracted dimension is padded to equal shards."""
         for dim, name in enumerate(names):
             axes = self.divided.get(name, ())
             if name in contracted and self.extents[name] % _size(axes, self.axis_sizes):
@@ -75,7 +75,7 @@ class Layout:
         return x
 
     def reduce(self, addend: jax.Array, names: Names) -> jax.Array:
-        """The sum of all devices' addends, or this device's part of it."""
+        """Return the sum of all devices' addends, or this device's shard of the sum."""
         rest = [axis for axis in self.reduced if axis not in self.unreduced]
         for dim, name in enumerate(names):
             if axes := self.scattered.get(name):
@@ -84,7 +84,7 @@ class Layout:
         return lax.psum(addend, tuple(rest)) if rest else addend
 
     def sum_over(self, x: jax.Array, names: Iterable[str]) -> jax.Array:
-        """The sum over the devices that hold other parts of these dimensions."""
+        """Return the sum over the devices that hold other shards of these dimensions."""
         axes = [
             axis
             for name in names
@@ -98,7 +98,7 @@ def _size(axes: Iterable[str], axis_sizes: dict[str, int]) -> int:
 
 
 def _common(specs: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """The longest tuple of axes that all of these begin with."""
+    """Return the longest common prefix of tuples of axes."""
     common = []
     for axes in zip(*specs, strict=False):
         if len(set(axes)) > 1:
@@ -118,23 +118,25 @@ def lay_out(
     result_specs: Sequence[Spec],
     axis_sizes: dict[str, int],
 ) -> Layout:
-    """Decides what is divided over which axes.
+    """Select the mesh axes that shard each name.
 
-    Every axis divides one name at most. What both sides of a contraction agree on stays, because
-    then no operand moves and the sum may leave each device the part that is wanted of it; next come
-    names divided alike in an operand and a result, which need no communication at all; then those
-    of one operand, for whose sake only results move; and last what costs no more than taking a
-    slice of an operand that every device holds.
+    Every axis shards one name at most. Axes are assigned in this order of preference:
+
+    1. contracted names with equal axes in both operands: no operand moves, and the sum may leave
+       each device the shard of the result that is wanted;
+    2. names with equal axes in an operand and a result, which need no communication;
+    3. names sharded in one operand, for which only results move;
+    4. names for which a device slices an operand that it holds unsharded.
 
     Args:
       division: the names, a `partitioning.Division`.
-      extents: the whole extent of every name.
-      operand_specs: how each operand is divided now.
-      result_specs: how each result is wanted.
+      extents: the unsharded size of every name.
+      operand_specs: the current sharding of each operand.
+      result_specs: the wanted sharding of each result.
       axis_sizes: number of devices along each axis.
 
     Returns:
-      The layout. Operands and results divided otherwise have to be moved.
+      The layout. Operands and results with other shardings have to be moved.
     """
     found = {name: ([], []) for name in extents}
     for side, all_names, specs in (

@@ -1,17 +1,16 @@
-"""How a call divides over devices: from names of its dimensions to shards and sums of them.
+"""Sharding of calls over devices, derived from names of the dimensions.
 
-A primitive says once, in a `Division`, what each dimension of its operands and results is called.
-From that follows, for any mesh, which shards of the operands a device needs, what it computes with
-them and over which devices the products are summed. How that is written down depends on who knows
-the shardings:
+A primitive names each dimension of its operands and results in a `Division`. For any mesh this
+determines the shards that a device needs, what it computes from them, and the devices over which
+products are summed. The implementation depends on where the shardings are known:
 
-    automatic mesh axes   XLA, which decides them when it compiles    custom_partitioning
-    explicit mesh axes    the types of the operands                   shard_map
-    manual mesh axes      the caller, who divided everything          nothing to do here
+    automatic mesh axes   by XLA, which selects them at compile time    custom_partitioning
+    explicit mesh axes    from the types of the operands                shard_map
+    manual mesh axes      by the caller, who sharded everything         nothing to do here
 
-custom_partitioning can neither be exported nor has it the same key in JAX's persistent compilation
-cache in every process, so it is used only where nothing else can be: programs for one device, and
-those whose mesh axes are explicit or manual, have both.
+A program with custom_partitioning cannot be exported, and its key in JAX's persistent compilation
+cache differs between processes. So custom_partitioning is used only for automatic mesh axes of
+several devices.
 """
 
 import contextlib
@@ -40,35 +39,35 @@ def _unchanged(sums, *_):
 
 @contextlib.contextmanager
 def _promotion():
-    """Steps of ours promote dtypes and ranks also where the caller's must not."""
+    """Allow promotion of dtypes and ranks in our steps, whatever the caller's settings."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
 
 @dataclasses.dataclass(frozen=True)
 class Division:
-    """How a call may be divided over devices.
+    """Rules for sharding a call over devices.
 
-    Dimensions of the same name have the same extent and are divided together. A name in operands
-    and in no result is contracted: the call is a sum over it. A result that lacks another name of
-    the operands is a sum over that one.
+    Dimensions of the same name have the same size and are sharded together. A name in operands and
+    in no result is contracted: the call is a sum over that dimension. A result that lacks another
+    name of the operands is a sum over that dimension.
 
     Attributes:
       operands: for each operand, the names of its dimensions.
       results: for each result, the names of its dimensions.
-      call: from operands, or from shards of them in which no contracted dimension is divided, to a
+      call: function from operands, or their shards without sharded contracted dimensions, to a
         tuple of results.
-      call_at: where `call` depends on which parts the shards are, from a layout to what takes its
-        place; None where it does not.
-      product: where one is, from shards of the operands to a tuple of addends, which are summed
-        over devices; None where that is `call`.
+      call_at: function from a layout to a replacement of `call`, where `call` depends on the
+        position of the shards; None where it does not.
+      product: function from shards of the operands to a tuple of addends, which are summed over
+        devices; None where it is `call`.
       addends: the names of the addends' dimensions; None where they are the results'.
-      finish: from the sums, and the operands that `epilogue` lists, to the results: what must not
-        happen before the sum.
-      epilogue: which operands, by position, `finish` gets; the others are those of `product`.
-      whole: names of dimensions that every device needs whole; these are not contracted.
-      even: names of dimensions that are only divided into equal parts. The parts of others may be
-        padded, contracted ones with zeros.
+      finish: function from the sums, and the operands in `epilogue`, to the results: the epilogue
+        that must follow the sum over devices.
+      epilogue: positions of the operands of `finish`; the other operands are those of `product`.
+      whole: names of dimensions that are never sharded; these are not contracted.
+      even: names of dimensions that are sharded only into equal shards. Shards of other dimensions
+        may be padded, of contracted ones with zeros.
     """
 
     operands: tuple[Names, ...]
@@ -84,19 +83,19 @@ class Division:
 
     @functools.cached_property
     def contracted(self) -> tuple[str, ...]:
-        """The names that no result has, in order of appearance."""
+        """Names of dimensions that no result has, in order of appearance."""
         kept = {name for names in self.results for name in names} | set(self.whole)
         return tuple(name for name in self.names if name not in kept)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name, in order of appearance."""
+        """Names of all dimensions, in order of appearance."""
         return tuple(dict.fromkeys(n for names in self.operands + self.results for n in names))
 
     def layout(
         self, operand_shapes, result_shapes, operand_specs, result_specs, axis_sizes
     ) -> Layout:
-        """What is divided over which mesh axes, given how all is divided now or wanted to be."""
+        """Select mesh axes for each dimension, from the shardings of operands and results."""
         names, shapes = self.operands + self.results, [*operand_shapes, *result_shapes]
         extents = {
             name: extent
@@ -106,18 +105,18 @@ class Division:
         return lay_out(self, extents, operand_specs, result_specs, axis_sizes)
 
     def operand_specs(self, layout: Layout) -> tuple[PartitionSpec, ...]:
-        """How the layout divides each operand."""
+        """Return the partition spec of each operand in a layout."""
         return tuple(
             layout.spec(names, summed=i in self.epilogue) for i, names in enumerate(self.operands)
         )
 
     def result_specs(self, layout: Layout) -> tuple[PartitionSpec, ...]:
-        """How the layout divides each result."""
+        """Return the partition spec of each result in a layout."""
         return tuple(layout.spec(names, summed=True) for names in self.results)
 
     @_promotion()
     def on_device(self, layout: Layout, *shards: jax.Array) -> tuple[jax.Array, ...]:
-        """What one device makes of its shards: computes, sums over devices, finishes."""
+        """Compute the results of one device's shards: product, reduction over devices, epilogue."""
         shards = [
             layout.mask(x, names, self.contracted)
             for x, names in zip(shards, self.operands, strict=True)
@@ -143,7 +142,7 @@ class Division:
 
 
 def _mesh(avals) -> AbstractMesh | None:
-    """The mesh in the types of operands; None where none of them has one."""
+    """Return the mesh in the types of operands; None where none of them has one."""
     return next((aval.sharding.mesh for aval in avals if not aval.sharding.mesh.empty), None)
 
 

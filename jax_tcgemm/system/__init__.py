@@ -1,1 +1,1 @@
-"""What a process has: compiled modules, debug switches, and what JAX does not make public."""
+"""State of a process: extension modules, debug switches, and access to internals of JAX."""

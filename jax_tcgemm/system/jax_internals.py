@@ -1,9 +1,9 @@
-"""What is taken from JAX beyond its documented interface, and what stands in where it is gone.
+"""All uses of undocumented JAX internals, each with a fallback.
 
-JAX may move or drop any of this in any release. So it is taken here and nowhere else, and each has
-something to fall back on: the place it is defined in, something else that does the same, or less
-being done. Without a rule in its registry a primitive cannot be differentiated or batched, which
-JAX then says; only without a way to lower anything does the import fail.
+JAX may move or remove any of these in any release, so that no other module uses them. The fallback
+is the module that defines the name, an equivalent, or reduced functionality. Without a registry of
+rules a primitive cannot be differentiated or batched, which JAX then reports; the import fails only
+if nothing can be lowered.
 """
 
 import contextlib
@@ -413,11 +413,11 @@ _WRITING_PARAMETERS = (
 
 
 def run_program(closed: core.ClosedJaxpr, arrays, is_new: Callable[[core.JaxprEqn], bool]) -> list:
-    """What a program makes of arrays, of the types that it was traced for.
+    """Apply a jaxpr to arrays of the types for which it was traced; return its results.
 
-    A trace that writes programs down is given the equations as they are, as those of functions that
-    `jax.jit` inlines: their types are known. Those that no trace has seen, for which `is_new`, are
-    bound one by one, as everywhere else all of them are.
+    While JAX traces to a jaxpr, equations are added without binding their primitives again, as for
+    functions that `jax.jit` inlines, since their types are known. Equations for which `is_new` have
+    not been traced before and are bound. Outside such a trace, all equations are bound.
     """
     trace = _writing_trace()
     if trace is None or has_hi_primitives(closed):
@@ -556,7 +556,7 @@ def is_tracer(x) -> bool:
 
 
 def trace_context() -> tuple:
-    """What a trace depends on besides its function and the types of its arguments."""
+    """Return the settings on which a trace depends besides its function and argument types."""
     config = jax.config
     return (
         config.jax_enable_x64,
@@ -583,7 +583,7 @@ def source_line(eqn: core.JaxprEqn) -> str:
 
 
 def _find_sharding_type_error() -> type[Exception]:
-    """What JAX raises where the shardings of operands over explicit axes do not go together."""
+    """Return JAX's exception for operands with incompatible shardings over explicit axes."""
     try:
         return importlib.import_module("jax._src.core").ShardingTypeError
     except (ImportError, AttributeError):

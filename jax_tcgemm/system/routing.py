@@ -1,7 +1,7 @@
-"""Whether JAX's own products become ours while a thread traces: the state that `patch` sets.
+"""State set by `patch`: whether JAX's own products are replaced by ours while a thread traces.
 
-A `jax.make_user_context` is local to its thread and part of the key of each of JAX's caches of
-traces, lowerings and executables. So nothing traced with one value is ever used with another.
+A `jax.make_user_context` is local to its thread and part of the keys of JAX's caches of traces,
+lowerings and executables. So a trace made with one value is never used with another.
 """
 
 import dataclasses
@@ -12,18 +12,18 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class Routing:
-    """What a product that is routed to ours is called with."""
+    """Arguments of products that replace JAX's own."""
 
     implementation: str | None = None
 
 
-# None, or a Routing. `with routing(None):` leaves JAX's own products alone: our lowering rules
-# need it, which use them.
+# None, or a Routing. Our lowering rules, which use JAX's own products, run in
+# `with routing(None):`, where none are replaced.
 routing = jax.make_user_context(None)
 
 
 class _Entered(threading.local):
-    """What this thread has entered and not left, and the value around it."""
+    """Routings that this thread has entered and not left, and the value outside of them."""
 
     def __init__(self):
         self.routings = []
@@ -34,7 +34,7 @@ _entered = _Entered()
 
 
 def enter(how: Routing) -> None:
-    """Routes products from here on, in this thread."""
+    """Start to replace JAX's products in this thread."""
     if not _entered.routings:
         _entered.outside = routing.value
     _entered.routings.append(how)
@@ -42,10 +42,10 @@ def enter(how: Routing) -> None:
 
 
 def leave(how: Routing) -> None:
-    """Undoes one `enter`.
+    """Undo one `enter`.
 
-    Generators and coroutines leave blocks in any order; what counts then is the last one entered
-    that is still open.
+    Generators and coroutines may leave blocks in any order; the last entered block that is still
+    open has effect.
     """
     for i in reversed(range(len(_entered.routings))):
         if _entered.routings[i] is how:
@@ -55,4 +55,4 @@ def leave(how: Routing) -> None:
 
 
 def _set(how: Routing | None) -> None:
-    routing(how).__enter__()  # Left open: what it would restore need not be what is due then.
+    routing(how).__enter__()  # Never exited, since the value to restore may have changed.
