@@ -637,8 +637,10 @@ def test_what_a_config_cannot_run():
         return candidate.reason
 
     many_registers = Case(32, 32, 256, 64, zeros=True)
-    assert "lacks registers for zero points" in reason("256x2_c1", many_registers)
+    assert "lacks registers for more than 16 rows of x" in reason("256x2_c1", many_registers)
     assert reason("128x2_c1", many_registers) == ""
+    small_groups = Case(32, 32, 256, group=16)
+    assert "groups of fewer than 128 rows" in reason("256x2_c1", small_groups)
     ampere = dataclasses.replace(ASSUMED_GPU, compute_capability=80, shared_memory_bytes=166912)
     assert "has clusters, which begin with compute" in reason("128x2_c2", W, ampere)
     assert reason("128x2_c1", W, ampere) == ""

@@ -133,7 +133,8 @@ class Packed final : public PackedImplementation {
     if (geometry.shared_bytes() > device.shared_memory_bytes)
       return lacks_memory(named, geometry.shared_bytes(), device);
     if (geometry.spills())
-      return named + " lacks registers for zero points, tables or groups of 32 or 64 beside more than 16 rows";
+      return named + " lacks registers for more than 16 rows of x with zero points, tables or groups of fewer than " +
+             std::to_string(kWarpK) + " rows of the weight";
     return reject_grid(p, geometry.tile.columns, geometry.tile.rows(), geometry.tile.cluster, named);
   }
 
