@@ -30,8 +30,6 @@ _MOST_SCATTERED_BYTES = 1 << 24
 _FEW_RESULTS = 16
 # Up to this many elements, m * n * k, XLA runs neither a library nor tensor cores for a product.
 MOST_OF_TINY = 512
-# Up to this many elements, m * n * k, XLA runs neither a library nor tensor cores for a product.
-MOST_OF_TINY = 512
 # A launch, and the fraction of memory bandwidth that XLA's loop reaches on an H200: for K up to 4,
 # or where both operands are read along rows; for larger K in other layouts; and for K above
 # MOST_TERMS (float32 39017x11x11x11 NN: 109 us, memory traffic 12 us).
