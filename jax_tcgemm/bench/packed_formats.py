@@ -2,9 +2,9 @@
 
 A group of such a suite has these keys::
 
-    format         "int", where it is left out, "mxfp4" or "nvfp4"; may be a list
-    bits, group    of integers; 0: scales of whole columns; each may be a list. MXFP4 and NVFP4 have
-                   sizes of their own
+    format         "int", the default, "mxfp4", "mxfp8" or "nvfp4"; may be a list
+    bits, group    of integers; group 0 is one scale per column; each may be a list. Block formats
+                   have sizes of their own
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from jax_tcgemm.bench import reference
 from jax_tcgemm.bench.workload import check_value, listed
 
 _FLOAT4 = "float4_e2m1fn"
-# Rows that share a scale.
-_GROUPS = {"mxfp4": 32, "nvfp4": 16}
+# Dtype of the elements, their bits, and rows that share a scale.
+_BLOCKS = {"mxfp4": (_FLOAT4, 4, 32), "mxfp8": ("float8_e4m3fn", 8, 32), "nvfp4": (_FLOAT4, 4, 16)}
 # Root mean square of the numbers of float4_e2m1fn.
 _FLOAT4_SIZE = 2.93
 
@@ -48,17 +48,20 @@ class WeightFormat:
     @property
     def qtype(self) -> str:
         """Name of the elements' type for `pack_weights`."""
-        return _FLOAT4 if self.name in _GROUPS else self.name
+        return _BLOCKS[self.name][0] if self.name in _BLOCKS else self.name
 
     def draw(self, key: jax.Array, shape: tuple[int, ...], dtype) -> Drawn:
         """Random elements of a weight [k, ...], and scales by which products are of order 1."""
         k, *columns = shape
-        if self.qtype != _FLOAT4:
+        if self.name not in _BLOCKS:
             return Drawn(*reference.random_quantized(key, shape, self.bits, self.group, dtype))
         of_q, of_scale = jax.random.split(key)
-        q = jax.random.bits(of_q, shape, jnp.uint8) >> 4
-        size, shape = k**-0.5 / _FLOAT4_SIZE, (k // self.group, *columns)
-        if self.name == "mxfp4":
+        if self.qtype == _FLOAT4:
+            q, size = jax.random.bits(of_q, shape, jnp.uint8) >> 4, k**-0.5 / _FLOAT4_SIZE
+        else:
+            q, size = jax.random.normal(of_q, shape).astype(self.qtype), k**-0.5
+        shape = (k // self.group, *columns)
+        if self.name != "nvfp4":
             exponent = 127 + int(np.floor(np.log2(size)))
             scale = jax.random.randint(of_scale, shape, exponent, exponent + 2).astype(jnp.uint8)
             return Drawn(q, lax.bitcast_convert_type(scale, jnp.float8_e8m0fnu))
@@ -73,7 +76,7 @@ class WeightFormat:
     def typed(self, drawn: Drawn) -> Drawn:
         """Convert the elements to a dtype that XLA multiplies."""
         if self.qtype != _FLOAT4:
-            return drawn._replace(q=drawn.q.astype(self.qtype))
+            return drawn._replace(q=drawn.q.astype(self.qtype))  # float8 stays as it is
         codes = drawn.q.astype(jnp.uint4)
         return drawn._replace(q=lax.bitcast_convert_type(codes, jnp.float4_e2m1fn))
 
@@ -94,11 +97,12 @@ def weight_formats(group: dict, k: int) -> list[WeightFormat]:
     """
     found = []
     for name in listed(group.get("format", "int")):
-        check_value("format", name, ("int", *_GROUPS))
-        if name in _GROUPS:
-            for key, own in (("bits", 4), ("group", _GROUPS[name])):
+        check_value("format", name, ("int", *_BLOCKS))
+        if name in _BLOCKS:
+            _, own_bits, own_group = _BLOCKS[name]
+            for key, own in (("bits", own_bits), ("group", own_group)):
                 check_value(key, group.get(key, own), (own,))
-            found.append(WeightFormat(name, 4, _GROUPS[name]))
+            found.append(WeightFormat(name, own_bits, own_group))
             continue
         for bits, size in itertools.product(listed(group["bits"]), listed(group["group"])):
             check_value("bits", bits, (4, 8))

@@ -34,6 +34,10 @@ FORMATS = [
     Case(8, 144, 544, 32, "float4_e2m1fn", scale="f8e8m0fnu", x="f16"),
     Case(8, 272, 1040, 16, "float4_e2m1fn", scale="f8e4m3fn", columns=True),
     Case(8, 144, 528, 16, "int4", zeros=True, x="f16"),
+    Case(8, 208, 1088, 32, "float8_e4m3fn", scale="f8e8m0fnu"),
+    Case(8, 144, 640, 128, "float8_e4m3fn", scale="f32", x="f16"),
+    Case(8, 160, 544, 32, "float8_e5m2", scale="f8e8m0fnu"),
+    Case(8, 80, 520, None, "float8_e5m2", x="f16"),
 ]
 
 
@@ -106,6 +110,8 @@ WIDE = [
     Case(512, 640, 6144, 32, "uint4", zeros=True, scale="f16"),
     Case(300, 400, 2080, 32, "float4_e2m1fn", scale="f8e8m0fnu"),
     Case(130, 272, 2064, 16, "float4_e2m1fn", scale="f8e4m3fn", columns=True),
+    Case(300, 400, 2080, 32, "float8_e4m3fn", scale="f8e8m0fnu"),
+    Case(130, 272, 1032, None, "float8_e4m3fn", scale="f32", x="f16"),
 ]
 
 

@@ -62,6 +62,7 @@ MANY = [
     Case(300, 272, 1160, None, "int8", sizes=(100, 100, 70), offset=1, experts=2),
     Case(200, 400, 512, 32, "nf4", out="bf16", sizes=(40,) * 5),
     Case(300, 208, 544, 32, "float4_e2m1fn", scale="f8e8m0fnu", sizes=(130, 0, 64, 1)),
+    Case(300, 208, 544, 32, "float8_e4m3fn", scale="f8e8m0fnu", sizes=(130, 0, 64, 1)),
     Case(500, 208, 1536, x="f8e4m3fn", sizes=(130, 0, 64, 200, 1, 65)),
     Case(
         300, 144, 1160, None, "uint4", zeros=True, x="f8e4m3fn", sizes=(9, 99), offset=1, experts=1
