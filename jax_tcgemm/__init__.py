@@ -49,6 +49,7 @@ from jax_tcgemm.quantization.checkpoints import (
     from_awq,
     from_bitsandbytes,
     from_compressed_tensors,
+    from_float8,
     from_gptq,
     from_qwix,
 )
@@ -84,6 +85,7 @@ __all__ = [
     "from_awq",
     "from_bitsandbytes",
     "from_compressed_tensors",
+    "from_float8",
     "from_gpt_oss",
     "from_gptq",
     "from_modelopt",

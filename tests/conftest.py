@@ -110,7 +110,7 @@ SURFACE = re.compile(
 )
 
 
-# By default a test runs a tenth of its cases, and at least this many; --all-cases runs all.
+# By default a test runs one in fifteen of its cases, and at least this many; --all-cases runs all.
 _LEAST_CASES = 2
 _RUNS_ALL = "all_cases", "gpu", "sanitizer", "emulated_all", "compiled_all", "fuzz"
 
@@ -133,7 +133,7 @@ def _unasked(config, items) -> list:
             cases[item.nodeid.partition("[")[0]].append(item)
     unasked = []
     for same in cases.values():
-        count = max(_LEAST_CASES, math.ceil(len(same) / 10))
+        count = max(_LEAST_CASES, math.ceil(len(same) / 15))
         same.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
         unasked += same[:-count] if "surface" in config.option.markexpr else same[count:]
     return unasked

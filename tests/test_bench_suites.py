@@ -144,7 +144,7 @@ def test_malformed_groups_of_grouped_products_are_refused(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "mxfp6"}, "format must be one of int, mxfp4, nvfp4, got format='mxfp6'"),
+        ({"format": "mxfp6"}, "format must be one of int, mxfp4, mxfp8, nvfp4, got format='mxfp6'"),
         ({"format": "mxfp4", "bits": 8}, "bits must be one of 4, got bits=8"),
         ({"format": "nvfp4", "group": 32}, "group must be one of 16, got group=32"),
         ({"bits": 3, "group": 0}, "bits must be one of 4, 8, got bits=3"),

@@ -156,6 +156,43 @@ def test_compressed_tensors_of_int8(source):
     check(w, q.T, np.zeros((1, N)), scale.T)
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("how", ["one", "scalar", "rows", "groups", "large groups", "mx", "blocks"])
+def test_float8(source, dtype, how):
+    rng, n, k = np.random.default_rng(5), 200, 320
+    weight = (rng.standard_normal((n, k)) * 2.0 ** rng.integers(-6, 4, (n, k))).astype(dtype)
+    shape = {
+        "one": (1,),
+        "scalar": (),
+        "rows": (n, 1),
+        "groups": (n, k // 64),
+        "large groups": (n, k // 160),
+        "mx": (n, k // 32),
+        "blocks": (2, 3),
+    }[how]
+    scale = rng.uniform(0.25, 4, shape).astype(np.float32)
+    if how == "mx":
+        bits = rng.integers(120, 130, shape).astype(np.uint8)
+        scale = bits.view(jnp.float8_e8m0fnu).astype(np.float32)
+    name = "weight_scale_inv" if how == "blocks" else "weight_scale"
+    tensors = {"a.weight": weight, f"a.{name}": bits if how == "mx" else scale}
+    w = jax_tcgemm.from_float8(source(tensors), "a.")
+    own = {"groups": 64, "large groups": 32, "mx": 32, "blocks": 64}.get(how, k)
+    assert (w.shape, w.format.qtype, w.format.group_size) == ((k, n), dtype, own)
+    whole = scale
+    if how == "blocks":
+        whole = scale.repeat(128, 0)[:n].repeat(128, 1)[:, :k]
+    elif scale.ndim == 2:
+        whole = scale.repeat(k // scale.shape[1], 1)
+    expected = (weight.astype(np.float32) * whole).T
+    np.testing.assert_array_equal(np.asarray(w.dequantize(jnp.float32)), expected)
+    x = rng.standard_normal((3, k)).astype(jnp.bfloat16)
+    y = np.asarray(jax_tcgemm.matmul(x, w), np.float64)
+    x = x.astype(np.float64)
+    bound = 2.0**-7 * abs(x) @ abs(expected)
+    assert (abs(y - x @ expected) <= bound).all()
+
+
 def bitsandbytes_of(n, k, size, quant_type="nf4", nested_blocksize=None):
     """A weight "l.weight" as bitsandbytes writes it, and its values by the formula."""
     q = RNG.integers(0, 16, n * k)
@@ -402,6 +439,10 @@ def _formats():
     forms["compressed-tensors nvfp4"] = jax_tcgemm.from_compressed_tensors, nvfp4
     nvfp4 = {"weight": words, "weight_scale": scale, "weight_scale_2": whole}
     forms["modelopt"] = jax_tcgemm.from_modelopt, nvfp4
+    weight = rng.standard_normal((n, k)).astype(jnp.float8_e4m3fn)
+    float8 = {"weight": weight, "weight_scale": scale.astype(np.float32)}
+    # Powers of two of another dtype are scales of another format.
+    forms["float8"] = jax_tcgemm.from_float8, float8
     blocks = words.reshape(2, n // 2, k // 32, 16)
     experts = {"w_blocks": blocks, "w_scales": powers.reshape(2, n // 2, k // 32)}
     forms["gpt-oss"] = functools.partial(jax_tcgemm.from_gpt_oss, prefix="w"), experts

@@ -115,6 +115,8 @@ def from_awq(source, prefix: str = "") -> PackedWeight:
 def from_compressed_tensors(source, prefix: str = "", *, bits: int = 4) -> PackedWeight:
     """Load a weight that compressed-tensors stores as integers or 4-bit floats.
 
+    `from_float8` loads its weights of 8-bit floats.
+
         w[n, k] = (weight[n, k] - weight_zero_point[n, k // group]) * weight_scale[n, k // group]
 
     The arrays tell the format: "pack-quantized", "int-quantized", "nvfp4-pack-quantized" or
@@ -178,6 +180,62 @@ def from_compressed_tensors(source, prefix: str = "", *, bits: int = 4) -> Packe
         del arrays["weight_g_idx"]  # There is no order.
     order = _order(source, "weight_g_idx", arrays, {"groups": 1} | sizes)
     return _pack(source, "weight_scale", scale.T, q.T, zero_point, bits, order, is_signed=True)
+
+
+@formats.eager
+def from_float8(source, prefix: str = "") -> PackedWeight:
+    """Load a weight of 8-bit floats, for 16-bit activations.
+
+        w[k, n] = weight[n, k] * weight_scale[n // rows, k // columns]
+
+    The shape of the scales tells the format: one scale, as of Model Optimizer; a scale for each
+    n, or for each n and group of k, as in "float-quantized" of compressed-tensors and MXFP8; or
+    for each block of 128 by 128, as of DeepSeek.
+
+    Args:
+      source: a dictionary of arrays, or the path of a safetensors file.
+      prefix: prefix of the names weight and weight_scale, or weight_scale_inv.
+
+    Returns:
+      A `PackedWeight` of shape (k, n), the transpose of the checkpoint's weight.
+
+    Raises:
+      TypeError: if source is neither a dictionary nor a path, or arrays have other dtypes: weight
+        is of float8_e4m3fn or float8_e5m2, the scales of bfloat16, float16, float32, or powers of
+        two, of float8_e8m0fnu or uint8.
+      ValueError: if names are missing, shapes do not match, or under the conditions of
+        `pack_weights`.
+
+    Numerics:
+      Floats and scales equal the checkpoint's. Scales of blocks, and of groups larger than 128
+      rows, are repeated. weight_scale_inv is a factor, despite its name. Scales of activations
+      are ignored.
+
+    Examples:
+      >>> import jax.numpy as jnp, jax_tcgemm
+      >>> tensors = {
+      ...     "weight": jnp.ones((256, 128), jnp.float8_e4m3fn),
+      ...     "weight_scale_inv": jnp.array([[0.5], [2.0]]),
+      ... }
+      >>> w = jax_tcgemm.from_float8(tensors)
+      >>> w.shape, w.dequantize()[0, 127:129].tolist()
+      ((128, 256), [0.5, 2.0])
+    """
+    op = "from_float8"
+    source = formats.Source.of(op, source, prefix)
+    name = "weight_scale_inv" if "weight_scale_inv" in source else "weight_scale"
+    is_e8m0 = source[name].dtype.name in formats.Kind.E8M0.value
+    arrays, sizes = formats.read(source, formats.float8(name, is_e8m0))
+    q, scale, n, k = arrays["weight"], arrays[name], sizes["n"], sizes["k"]
+    size = formats.FLOAT8_BLOCK
+    if scale.ndim < 2:
+        scale = jnp.broadcast_to(scale, (n, 1))
+    elif "groups" in sizes:
+        size = k // sizes["groups"]
+    else:
+        scale = jnp.repeat(scale, size, 0)[:n]
+    size, (scale,), _ = _regrouped(source, name, k, size, (scale.T,))
+    return pack(op, q.T, scale, None, size, q.dtype)
 
 
 @formats.eager

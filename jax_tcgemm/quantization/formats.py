@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tcgemm.problem.dtypes import MAX_EXTENT
-from jax_tcgemm.problem.packed_weight import CODINGS, WIDE_SCALE_DTYPES
+from jax_tcgemm.problem.packed_weight import CODINGS, FLOAT8_NAMES, WIDE_SCALE_DTYPES
 from jax_tcgemm.products.arguments import as_array
 from jax_tcgemm.quantization.safetensors_file import SafetensorsFile
 
@@ -33,6 +33,7 @@ class Kind(enum.Enum):
     INT8 = ("int8",)
     UINT8 = ("uint8",)
     E4M3 = ("float8_e4m3fn",)
+    FLOAT8 = FLOAT8_NAMES
     # Exponents of two plus 127.
     E8M0 = ("uint8", "float8_e8m0fnu")
     NARROW = tuple(name for name in CODINGS if name != "table")
@@ -103,6 +104,8 @@ class Array(NamedTuple):
 # --- formats ------------------------------------------------------------------------------------
 
 _GROUPS = Divisor("groups", "k")
+# Rows and columns of a block that shares a scale.
+FLOAT8_BLOCK = 128
 
 
 def gptq(bits: int) -> tuple[Array, ...]:
@@ -160,6 +163,18 @@ def nvfp4(values: str, tensor_scale: str) -> tuple[Array, ...]:
         Array("weight_scale", Kind.E4M3, (("n", Part("k", 16)),)),
         Array(tensor_scale, Kind.FLOATS, ((1,), ())),
     )
+
+
+def float8(scale: str, is_e8m0: bool) -> tuple[Array, ...]:
+    """Weights of 8-bit floats, with one scale, or scales of rows, groups or blocks of 128 by 128.
+
+    Args:
+      scale: name of the scales.
+      is_e8m0: whether the scales are powers of two.
+    """
+    kind = Kind.E8M0 if is_e8m0 else Kind.FLOATS
+    shapes = (1,), (), ("n", _GROUPS), (Part("n", FLOAT8_BLOCK), Part("k", FLOAT8_BLOCK))
+    return Array("weight", Kind.FLOAT8, (("n", "k"),)), Array(scale, kind, shapes)
 
 
 # MXFP4 of compressed-tensors: two codes of float4_e2m1fn a byte, and a power of two of 32.
