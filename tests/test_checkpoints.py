@@ -324,6 +324,15 @@ def test_qwix(source, dtype):
     check(jax_tcgemm.from_qwix(source(tensors)), q, np.zeros((1, N)), scale[:1])
 
 
+def test_float8_of_qwix(source):
+    q = RNG.standard_normal((K, N)).astype(jnp.float8_e5m2)
+    scale = RNG.uniform(0.01, 0.1, (K // GROUP, N)).astype(np.float32)
+    w = jax_tcgemm.from_qwix(source({"qvalue": q, "scale": scale}))
+    assert (w.format.qtype, w.format.group_size) == ("float8_e5m2", GROUP)
+    expected = q.astype(np.float32) * scale.repeat(GROUP, 0)
+    np.testing.assert_array_equal(np.asarray(w.dequantize()), expected)
+
+
 def test_arrays_that_qwix_makes():
     qwix = pytest.importorskip("qwix")
     w = jnp.asarray(RNG.standard_normal((K, N)), jnp.float32)

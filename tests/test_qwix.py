@@ -189,6 +189,7 @@ SERVING = {
     "int8": {"weight_qtype": "int8"},
     "nf4 by tiles": {"weight_qtype": "nf4", "tile_size": 64},
     "int3": {"weight_qtype": "int3"},
+    "float8 by tiles": {"weight_qtype": "float8_e4m3fn", "tile_size": 64},
 }
 
 
