@@ -99,16 +99,16 @@ def pack_params(params):
         model, or an NNX model that `qwix.quantize_model` returned.
 
     Returns:
-      The params with packed weights. Parameters that cannot be packed are unchanged, such as weights
-      whose tile size is not a multiple of 32.
+      The params with packed weights. Parameters that cannot be packed are unchanged, such as
+      weights whose tile size is not a multiple of 32.
 
     Raises:
       ValueError: if no parameter is quantized.
       ImportError: under the conditions of `PtqProvider`.
 
     Numerics:
-      Integers, floats and scales do not change, and results have the same dtype as with Qwix. The kernels
-      need bfloat16 or float16 activations; with other activations, the weight is dequantized.
+      Integers, floats and scales do not change, and results have the same dtype as with Qwix. The
+      kernels need bfloat16 or float16 activations; with others, the weight is dequantized.
       Quantized activations are dequantized, too: if a rule also quantizes activations and the
       product should run in 8 bits, do not pack the weight.
 
