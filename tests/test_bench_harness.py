@@ -235,16 +235,18 @@ def test_whole_logits_that_fit_nowhere_are_left_out():
     assert [case.budget_s for case in (*rest, long)] == [0, 0, 0, 5]
 
 
-@pytest.mark.parametrize("suite", ["smoke_packed", "smoke_packed_grouped"])
-def test_packed_weights_are_measured_beside_xla_and_plain_products(suite):
+@pytest.mark.parametrize(
+    ("suite", "of_16_bits", "of_8_bits"), [("smoke_packed", 14, 2), ("smoke_packed_grouped", 12, 0)]
+)
+def test_packed_weights_are_measured_beside_xla_and_plain_products(suite, of_16_bits, of_8_bits):
     runner = measure(suites.load_suite(suite).cases)
     assert not runner.wrong
-    of_8_bits = [record for record in runner.records if "x of 8 bits" in record["shape"]]
-    assert len(runner.records) - len(of_8_bits) == 12
-    assert len(of_8_bits) == (2 if suite == "smoke_packed" else 0)
+    quantized = [record for record in runner.records if "x of 8 bits" in record["shape"]]
+    assert len(runner.records) - len(quantized) == of_16_bits
+    assert len(quantized) == of_8_bits
     for record in runner.records:
         assert record["implementation"] == "auto"
-        peers = {"xla", "plain"} | ({"packed"} if record in of_8_bits else set())
+        peers = {"xla", "plain"} | ({"packed"} if record in quantized else set())
         assert record["peers"].keys() == peers
 
 
