@@ -66,7 +66,7 @@ class Case:
 
     @property
     def code(self):
-        """What the bits stand for, as a problem has it."""
+        """The field `code` of the problem."""
         if "float" in self.qtype:
             return self.qtype
         return "table" if self.qtype in TABLES else "integer"

@@ -27,7 +27,7 @@ def mxfp4(w):
 
 
 def mxfp8(w, dtype="float8_e4m3fn"):
-    """The same of MXFP8, with floats in place of codes."""
+    """Elements and scales of a weight (k, n), and no column scale."""
     largest = float(ml_dtypes.finfo(dtype).max)
     quotients, scale = _mx(w, int(np.log2(largest)))
     return quotients.clip(-largest, largest).astype(np.float32).astype(dtype), scale, None

@@ -1,4 +1,4 @@
-// What the bits of a packed weight stand for. Kernels, which are compiled for it, include this header, too.
+// The meaning of the bits of a packed weight, for the host and for kernels, which are compiled for one of these.
 #pragma once
 
 namespace tcgemm {

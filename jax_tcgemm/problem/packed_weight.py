@@ -80,6 +80,8 @@ CODINGS = {
     "float8_e5m2": Coding(8, 0),
 }
 FLOAT8_NAMES = ("float8_e4m3fn", "float8_e5m2")
+# Dtypes of elements that stand for themselves, not for entries of a table.
+ELEMENT_DTYPES = tuple(name for name in CODINGS if name != "table")
 
 
 @dataclasses.dataclass(frozen=True)

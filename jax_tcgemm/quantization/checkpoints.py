@@ -115,13 +115,11 @@ def from_awq(source, prefix: str = "") -> PackedWeight:
 def from_compressed_tensors(source, prefix: str = "", *, bits: int = 4) -> PackedWeight:
     """Load a weight that compressed-tensors stores as integers or 4-bit floats.
 
-    `from_float8` loads its weights of 8-bit floats.
-
         w[n, k] = (weight[n, k] - weight_zero_point[n, k // group]) * weight_scale[n, k // group]
 
     The arrays tell the format: "pack-quantized", "int-quantized", "nvfp4-pack-quantized" or
     "mxfp4-pack-quantized". Weights of the last two have no zero points, and the scales of NVFP4 are
-    divided by weight_global_scale.
+    divided by weight_global_scale. `from_float8` loads "float-quantized" weights.
 
     Args:
       source: a dictionary of arrays, or the path of a safetensors file.

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tcgemm.problem.dtypes import MAX_EXTENT
-from jax_tcgemm.problem.packed_weight import CODINGS, FLOAT8_NAMES, WIDE_SCALE_DTYPES
+from jax_tcgemm.problem.packed_weight import ELEMENT_DTYPES, FLOAT8_NAMES, WIDE_SCALE_DTYPES
 from jax_tcgemm.products.arguments import as_array
 from jax_tcgemm.quantization.safetensors_file import SafetensorsFile
 
@@ -36,7 +36,7 @@ class Kind(enum.Enum):
     FLOAT8 = FLOAT8_NAMES
     # Exponents of two plus 127.
     E8M0 = ("uint8", "float8_e8m0fnu")
-    NARROW = tuple(name for name in CODINGS if name != "table")
+    NARROW = ELEMENT_DTYPES
     INTEGERS = tuple(f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("u", ""))
     INTEGERS_AND_NARROW = (*INTEGERS, "uint4", "int4")
     # Read as uint8, whichever dtype they are stored as.

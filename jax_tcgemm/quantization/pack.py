@@ -13,6 +13,7 @@ from jax import lax
 
 from jax_tcgemm.problem.packed_weight import (
     E2M1,
+    ELEMENT_DTYPES,
     FLOAT8_NAMES,
     GROUP_SIZES,
     NF4,
@@ -26,7 +27,6 @@ from jax_tcgemm.problem.packed_weight import (
 )
 from jax_tcgemm.products.arguments import as_array, as_floating
 
-_NAMES = ("int4", "uint4", "int8", "uint8", *FLOAT8_NAMES)
 _TABLES = {"nf4": NF4, "float4_e2m1fn": E2M1}
 
 
@@ -276,10 +276,10 @@ def _qtype(op: str, dtype) -> tuple[str, tuple[float, ...] | None]:
             name = jnp.dtype(dtype).name
     if name in _TABLES:
         return "table", _TABLES[name]
-    if name not in _NAMES:
+    if name not in ELEMENT_DTYPES:
         raise TypeError(
-            f"{op}: dtype must be {', '.join((*_NAMES, *_TABLES))} or 16 finite numbers, got "
-            f"{dtype=}; 2 and 3 bits are stored as 4"
+            f"{op}: dtype must be {', '.join((*ELEMENT_DTYPES, *_TABLES))} or 16 finite numbers, "
+            f"got {dtype=}; 2 and 3 bits are stored as 4"
         )
     return name, None
 

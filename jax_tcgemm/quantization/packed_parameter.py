@@ -18,7 +18,7 @@ from jax import lax
 from opt_einsum import parser
 
 from jax_tcgemm.problem.packed_weight import (
-    CODINGS,
+    ELEMENT_DTYPES,
     TILE,
     WIDE_SCALE_DTYPES,
     PackedWeight,
@@ -112,7 +112,7 @@ def packed_parameter(op: str, x, contracted) -> PackedParameter | None:
     is_table = isinstance(x.qtype, str) and x.qtype == "nf4"
     dtype = "nf4" if is_table else x.qvalue.dtype.name
     has_columns = 0 < len(contracted) < x.qvalue.ndim
-    if not has_columns or (dtype not in CODINGS and not is_table):
+    if not has_columns or (dtype not in ELEMENT_DTYPES and not is_table):
         return None
     if str(x.scale.dtype) not in WIDE_SCALE_DTYPES:
         return None

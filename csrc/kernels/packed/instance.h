@@ -56,7 +56,7 @@ inline KernelSource order_source(int element_bytes) {
           "sm_90a"};
 }
 
-// What writes a weight of such a format as an array of `out`.
+// The kernel that writes a weight of this format as an array of `out`.
 inline KernelSource weight_source(const Format& format, DType out, DType scale) {
   return {"kernels/packed/weight_kernel.cuh",
           "tcgemm::packed::write_weight<" + numbers_text({format.bits, static_cast<int>(format.code)}) +

@@ -40,25 +40,27 @@ template <typename X>
 using Pair = std::conditional_t<std::is_same_v<X, __half>, __half2, __nv_bfloat162>;
 
 template <typename X>
-__device__ __forceinline__ uint32_t subtract(uint32_t x, uint32_t y) {
-  Pair<X> a, b;
-  memcpy(&a, &x, 4);
-  memcpy(&b, &y, 4);
-  const Pair<X> difference = __hsub2(a, b);
+__device__ __forceinline__ Pair<X> pair_from(uint32_t bits) {
+  Pair<X> pair;
+  memcpy(&pair, &bits, 4);
+  return pair;
+}
+
+template <typename AnyPair>
+__device__ __forceinline__ uint32_t bits_of(AnyPair pair) {
   uint32_t bits;
-  memcpy(&bits, &difference, 4);
+  memcpy(&bits, &pair, 4);
   return bits;
 }
 
 template <typename X>
+__device__ __forceinline__ uint32_t subtract(uint32_t x, uint32_t y) {
+  return bits_of(__hsub2(pair_from<X>(x), pair_from<X>(y)));
+}
+
+template <typename X>
 __device__ __forceinline__ uint32_t multiply(uint32_t x, uint32_t y) {
-  Pair<X> a, b;
-  memcpy(&a, &x, 4);
-  memcpy(&b, &y, 4);
-  const Pair<X> product = __hmul2(a, b);
-  uint32_t bits;
-  memcpy(&bits, &product, 4);
-  return bits;
+  return bits_of(__hmul2(pair_from<X>(x), pair_from<X>(y)));
 }
 
 // What is subtracted from a pair of one column, of which `zero` is the zero as it is stored.
@@ -72,10 +74,7 @@ __device__ __forceinline__ uint32_t subtrahend(uint32_t zero) {
     return (0x4300u + zero) * 0x10001u;  // mutant: zero_off_by_one
   } else {
     // Of u - 128, which is what is made of eight bits.
-    const __nv_bfloat162 pair = __float2bfloat162_rn(static_cast<float>(static_cast<int32_t>(zero) - 128));
-    uint32_t bits;
-    memcpy(&bits, &pair, 4);
-    return bits;
+    return bits_of(__float2bfloat162_rn(static_cast<float>(static_cast<int32_t>(zero) - 128)));
   }
 }
 
@@ -326,8 +325,7 @@ class ColumnScale {
     if constexpr (kIsOfX) {
       return packed::multiply<X>(pair, scale_);
     } else {
-      Pair<X> elements;
-      memcpy(&elements, &pair, 4);
+      const Pair<X> elements = pair_from<X>(pair);
       return pair_of<X>(tcgemm::convert<float>(elements.x) * scale_, tcgemm::convert<float>(elements.y) * scale_);
     }
   }
