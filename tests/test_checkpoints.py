@@ -545,6 +545,8 @@ def _is_refused_or_harmless(form, tensors):
 def test_malformed_arrays_are_refused(form, data):
     tensors = FORMATS[form][1]
     name, x = data.draw(malformed(tensors))
+    # Scales of uint8 are well-formed there: they hold exponents.
+    hypothesis.assume(form != "float8" or getattr(x, "dtype", None) != np.uint8)
     changed = {other: x for other, x in tensors.items() if other != name}
     _is_refused_or_harmless(form, changed if x is MISSING else changed | {name: x})
 
