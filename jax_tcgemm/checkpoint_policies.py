@@ -27,7 +27,6 @@ from jax_tcgemm.primitives.blas import blas_p
 from jax_tcgemm.primitives.contract import contract_p
 from jax_tcgemm.primitives.dot_general import dot_general_p
 from jax_tcgemm.primitives.epilogue_product import epilogue_product_p
-from jax_tcgemm.primitives.packed_dot import packed_dot_p
 from jax_tcgemm.primitives.ragged_dot import ragged_dot_p
 from jax_tcgemm.problem.operation import dot_dimensions
 
@@ -56,7 +55,7 @@ def _product_dimensions(primitive, avals, params):
         return params["dimension_numbers"]
     if primitive is epilogue_product_p:
         return _BATCH if params["encoding"].num_batch else _NO_BATCH
-    if primitive in (ragged_dot_p, packed_dot_p):
+    if primitive is ragged_dot_p:
         return _NO_BATCH
     if primitive is contract_p:
         return dot_dimensions(*params["modes"], params["result"])[0]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from packed_cases import Case, instances
 
-from jax_tcgemm.device import packed_epilogue
+from jax_tcgemm.device import packed
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.packed_weight import CODINGS
@@ -138,9 +138,9 @@ class Call:
         accs = [jax.ShapeDtypeStruct(self.shape, F32)] * (2 if self.gated else 1)
         jaxpr = jax.make_jaxpr(lambda *x: jax.tree.leaves(self.function(*x)))(*accs, *self.given)
         shapes = tuple(x.shape for x in self.operands)
-        product = packed_epilogue.Product(
+        product = packed.Product(
             *(CallOptions("matmul"), self.case.weight.format, self.case.problem, jaxpr),
-            *(self.shape, 1, shapes, self.gated, self.by_group),
+            *(self.shape, 1, shapes, self.gated, False, self.by_group),
         )
         found = product.folded(ASSUMED_GPU)
         assert not isinstance(found, str), found

@@ -15,7 +15,7 @@ from random_arrays import normal
 
 import jax_tcgemm
 from jax_tcgemm import PackedWeight, pack_weights
-from jax_tcgemm.primitives.packed_dot import MOST_ROWS
+from jax_tcgemm.primitives.encodings.packed import MOST_ROWS
 from jax_tcgemm.problem.packed_weight import PackedFormat
 from jax_tcgemm.selection import rules
 from jax_tcgemm.selection.devices import ASSUMED_GPU
@@ -317,7 +317,7 @@ def test_checkpoint_policies_know_the_product():
         (jax.checkpoint_policies.nothing_saveable, 1),
     ):
         gradient = jax.make_jaxpr(jax.grad(jax.checkpoint(f, policy=policy)))(x)
-        assert str(gradient).count("tcgemm_packed_dot[") == 1 + kept
+        assert str(gradient).count("tcgemm_epilogue_product[") == 1 + kept
 
 
 def test_mapped_rows_are_one_product():
@@ -337,19 +337,22 @@ def test_what_runs():
     weight, call = jax_tcgemm.explain(f, many, platform="cuda")
     assert (weight.implementation, weight.problem.form) == ("packed", "weight")
     assert (call.problem.kind, call.problem.b.transposed) == ("gemm", True)
-    (call,) = jax_tcgemm.explain(f, few, platform="cpu")
-    assert call.implementation == "xla"
+    weight, call = jax_tcgemm.explain(f, few, platform="cpu")
+    assert (weight.implementation, call.problem.kind) == ("xla", "gemm")
+    for found in (weight, call):
+        assert found.why.startswith("the weight is dequantized: no other implementation runs on a")
     forced = functools.partial(f, implementation="packed", config="128x2_c4")
     (call,) = jax_tcgemm.explain(forced, many, platform="cuda")
     assert (call.implementation, call.config) == ("packed", "128x2_c4")
     odd = Case(1, 16, 36, None, "int8")
-    (call,) = jax_tcgemm.explain(
+    weight, call = jax_tcgemm.explain(
         lambda x: jax_tcgemm.matmul(x, odd.weight),
         jax.ShapeDtypeStruct((4, 36), BF16),
         platform="cuda",
     )
-    assert call.implementation == "xla"
-    assert "k is a multiple of 8, got 36" in call.rejected["packed"]
+    assert (weight.implementation, call.problem.kind) == ("xla", "gemm")
+    for found in (weight, call):
+        assert "k is a multiple of 8, got 36" in found.rejected["packed"]
 
 
 @pytest.mark.parametrize("rows", [1, 32, 33, 512])

@@ -11,7 +11,7 @@ from mistakes import Mistake
 from mutants import mutants
 from packed_functions import CASES
 
-from jax_tcgemm.device import packed_epilogue
+from jax_tcgemm.device import packed
 from jax_tcgemm.kernels import nvrtc
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
@@ -26,7 +26,7 @@ def check(machine, name, **how):
         x = call.operands[number]
         arrays[f"function operand {i}"] = x.view(np.uint8) if x.dtype == np.bool_ else x
     got = machine.run(problem, arrays, implementation="packed", config=config, **how)
-    made = packed_epilogue.Made(
+    made = packed.Made(
         *(problem.function, product.function, product.shape),
         *((1, problem.m, problem.d_columns), product.levels),
     )

@@ -14,7 +14,7 @@ from random_arrays import normal
 
 import jax_tcgemm
 from jax_tcgemm import PackedWeight, pack_weights, stack_packed
-from jax_tcgemm.primitives.packed_dot import MOST_ROWS
+from jax_tcgemm.primitives.encodings.packed import MOST_ROWS
 
 BF16 = jnp.bfloat16
 # Rows that fill up their columns, and more rows than sizes say.
@@ -328,8 +328,10 @@ def test_what_runs():
     assert (weight.implementation, weight.problem.form) == ("packed", "weight")
     assert weight.problem.n == 4 * EVEN.n
     assert (call.problem.kind, call.problem.b_transposed) == ("ragged", True)
-    (call,) = jax_tcgemm.explain(f, few, platform="cpu")
-    assert call.implementation == "xla"
+    weight, call = jax_tcgemm.explain(f, few, platform="cpu")
+    assert (weight.implementation, call.problem.kind) == ("xla", "ragged")
+    for found in (weight, call):
+        assert found.why.startswith("the weight is dequantized: ")
     forced = functools.partial(f, implementation="packed", config="128x2_c2")
     (call,) = jax_tcgemm.explain(forced, many, platform="cuda")
     assert (call.implementation, call.config) == ("packed", "128x2_c2")

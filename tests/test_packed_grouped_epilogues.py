@@ -13,7 +13,7 @@ from packed_cases import Case
 from random_arrays import normal
 
 import jax_tcgemm
-from jax_tcgemm.primitives.packed_dot import MOST_ROWS
+from jax_tcgemm.primitives.encodings.packed import MOST_ROWS
 
 BF16 = jnp.bfloat16
 N = 48

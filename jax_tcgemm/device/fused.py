@@ -2,7 +2,7 @@
 
 An unfused call runs its products by plans of their own, and XLA computes the rest. `make_plan`
 decides everything from shapes and dtypes, and `Plan.run` carries out a plan that is fused. Each
-kind of product is a subclass of `FusibleProduct`: in epilogue.py, packed_epilogue.py,
+kind of product is a subclass of `FusibleProduct`: in epilogue.py, packed.py,
 grouped_epilogue.py and grouped_contraction.py.
 """
 

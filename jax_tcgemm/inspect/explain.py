@@ -24,7 +24,6 @@ from jax_tcgemm.primitives import (
     contract,
     elementwise,
     lowering,
-    packed_dot,
     packed_weight,
     quantize,
     reduce,
@@ -45,7 +44,6 @@ _RULES = {
     ragged_primitive.ragged_dot_p: (ragged_primitive, grouped),
     contraction_primitive.scaled_ragged_contraction_p: (contraction_primitive, fused),
     rows.rows_p: (rows, request),
-    packed_dot.packed_dot_p: (packed_dot, request),
     packed_weight.packed_weight_p: (packed_weight, request),
     quantize.quantize_p: (quantize, request),
     contract.contract_p: (contract, device_tensor),
@@ -288,7 +286,10 @@ def _calls_of(eqn, device, times, path) -> Iterator[Call]:
             for call in _calls(inner, device, times, path):
                 why, code = f"{plan.choice.why}; its product: {call.why}", plan.code
                 where = source_line(eqn)
+                rejected = _rejected(plan.choice) | call.rejected
+                rejected.pop(call.implementation, None)
                 call = dataclasses.replace(call, why=why, source=where, code=code)
+                call = dataclasses.replace(call, rejected=rejected)
                 if not _is_fused(call.problem):  # of nested functions the whole one
                     call = dataclasses.replace(call, epilogue=epilogue_operations(plan))
                 yield call
@@ -412,12 +413,6 @@ def _plan(eqn, device):
 
 def _explain_call(eqn, plan, device, times, path) -> Call:
     problem, choice = plan.problem, plan.choice
-    can_run = {c.implementation for c in choice.candidates if not c.reason}
-    rejected = {
-        c.implementation: c.reason
-        for c in reversed(choice.candidates)
-        if c.reason and c.implementation not in can_run
-    }
     seconds = problem and roofline_seconds(problem, device.compute_capability)
     return Call(
         implementation=choice.implementation,
@@ -425,7 +420,7 @@ def _explain_call(eqn, plan, device, times, path) -> Call:
         why=choice.why,
         problem=problem,
         copies=plan.copies,
-        rejected=dict(reversed(rejected.items())),
+        rejected=_rejected(choice),
         workspace_bytes=choice.workspace_bytes,
         bytes=problem.bytes if problem else None,
         flops=problem.flops if problem else None,
@@ -438,6 +433,17 @@ def _explain_call(eqn, plan, device, times, path) -> Call:
         xla_estimated_us=plan.xla_us(device),
         epilogue=epilogue_operations(plan),
     )
+
+
+def _rejected(choice: selection.Choice) -> dict[str, str]:
+    """For every implementation none of whose configs can run a call, the rule of the first."""
+    can_run = {c.implementation for c in choice.candidates if not c.reason}
+    rejected = {
+        c.implementation: c.reason
+        for c in reversed(choice.candidates)
+        if c.reason and c.implementation not in can_run
+    }
+    return dict(reversed(rejected.items()))
 
 
 def _is_fused(problem) -> bool:

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend import core
 
 from jax_tcgemm import selection
@@ -32,7 +33,7 @@ from jax_tcgemm.epilogues.reductions import reductions_apart
 from jax_tcgemm.epilogues.rounding import narrowed, of_stored
 from jax_tcgemm.primitives import functions, kept_values
 from jax_tcgemm.primitives.encodings import Encoding, Names, Product
-from jax_tcgemm.primitives.rules import of_derivative, same_varying, transpose_by_parts
+from jax_tcgemm.primitives.rules import moved, of_derivative, same_varying, transpose_by_parts
 from jax_tcgemm.primitives.transposes import ProductLayout, Reading
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.layers import Layer, PullBack
@@ -60,20 +61,31 @@ def epilogue_product(
     has closed over become operands, too.
     """
     jax_internals.register_imported()
-    found = encoding.instead(factors, operands, options, function, epilogue_product)
-    if found is not None:
-        return found
+    while (found := encoding.instead(factors, options)) is not None:
+        encoding, factors, options = found
     function, constants = functions.hoist(function)
     function, operands = functions.without_keys(function, (*operands, *constants))
-    return epilogue_product_p.bind(
-        *same_varying(*factors),
-        *operands,
-        options=options,
-        encoding=encoding,
-        function=function,
-        in_place=in_place,
-        xla_dtype=xla_dtype,
-    )
+    arguments = (*same_varying(*factors), *operands)
+    params = {"options": options, "encoding": encoding, "function": function}
+    params |= {"in_place": in_place, "xla_dtype": xla_dtype}
+    if encoding.runs_unfused(factors, options):
+        return _by_products(arguments, params)
+    return epilogue_product_p.bind(*arguments, **params)
+
+
+def bare_product(
+    encoding: Encoding, factors: Sequence[jax.Array], dtype, options: CallOptions
+) -> jax.Array:
+    """Return the accumulator of an encoding that has one, rounded to a dtype."""
+    (acc,) = encoding.types(factors, options)
+    function = _rounding(acc, np.dtype(dtype), jax_internals.trace_context())
+    return epilogue_product(encoding, factors, (), options, function)[0]
+
+
+@functools.lru_cache(maxsize=1024)
+def _rounding(acc, dtype: np.dtype, context) -> core.ClosedJaxpr:
+    del context
+    return jax.make_jaxpr(lambda acc: [acc.astype(dtype)])(acc)
 
 
 def with_layer(
@@ -123,6 +135,14 @@ def _unfused(arguments, params) -> list[jax.Array]:
     return _applied(of_stored_products, accs, arguments, params)
 
 
+def _by_products(arguments, params) -> list[jax.Array]:
+    """`_unfused`, with the accumulators of the encoding's own products."""
+    encoding, options = params["encoding"], params["options"]
+    factors, _ = _split(arguments, encoding)
+    dtype, function = _stored(**params)
+    return _applied(function, encoding.accumulators(factors, dtype, options), arguments, params)
+
+
 def _applied(function: core.ClosedJaxpr, accs, arguments, params) -> list[jax.Array]:
     """The results, from accumulators that are arrays."""
     encoding, options = params["encoding"], params["options"]
@@ -158,13 +178,14 @@ def _accumulators(encoding: Encoding, factors, dtype, options: CallOptions) -> l
     """The accumulators in a dtype, by products without an epilogue."""
     if not (calls := encoding.product_calls(factors)):
         return encoding.accumulators(factors, dtype, options)
+    return encoding.apart([bare_product(*call, dtype, options) for call in calls], factors)
 
-    def product(encoding, factors):
-        types = encoding.types(factors, options)
-        rounded = jax.make_jaxpr(lambda acc: [acc.astype(dtype)])(*types)
-        return epilogue_product(encoding, factors, (), options, rounded)[0]
 
-    return encoding.apart([product(*call) for call in calls], factors)
+def _accumulators_by_calls(encoding: Encoding, factors, dtype, options) -> list[jax.Array]:
+    """`_accumulators`, of a bare encoding by a call of the primitive."""
+    if encoding.is_bare:
+        return [bare_product(encoding, factors, dtype, options)]
+    return _accumulators(encoding, factors, dtype, options)
 
 
 # --- batching -----------------------------------------------------------------------------------
@@ -192,6 +213,8 @@ def _batch(axis_data, args, dims, **params):
     reduces = _reduces(function, number)
     mesh_axis = axis_data.explicit_mesh_axis
     found = encoding.batched(factors, factor_dims, size, reduces=reduces, mesh_axis=mesh_axis)
+    if found is None and encoding.is_bare:
+        return [_mapped_product(factors, factor_dims, size, mesh_axis, params)], [0]
     if found is None:
         out = jax.vmap(lambda *xs: unfused(*xs, **params), tuple(dims), axis_size=size)(*args)
         return out, [0] * len(out)
@@ -209,6 +232,29 @@ def _batch(axis_data, args, dims, **params):
     function = functions.mapped(function, types, in_dims, out_dims, size)
     how = {"in_place": in_place, "xla_dtype": params["xla_dtype"]}
     return epilogue_product(encoding, factors, operands, options, function, **how), out_dims
+
+
+def _mapped_product(factors, dims, size: int, mesh_axis, params) -> jax.Array:
+    """A bare product of mapped factors: one of another encoding, or one for each entry."""
+    encoding, options = params["encoding"], params["options"]
+    (result,) = params["function"].out_avals
+
+    def product(encoding, factors):
+        return bare_product(encoding, factors, result.dtype, options)
+
+    out = encoding.batched_product(factors, dims, size, mesh_axis, product)
+    if out is not None:
+        return out
+    mapped = [
+        moved(x, dim, 0, size) for x, dim in zip(factors, dims, strict=True) if dim is not None
+    ]
+
+    def of_entry(entry):
+        rest = iter(entry)
+        own = [x if dim is None else next(rest) for x, dim in zip(factors, dims, strict=True)]
+        return product(encoding, own)
+
+    return lax.map(of_entry, mapped)
 
 
 def _accumulators_of_mapped(encoding: Encoding, factors, options: CallOptions) -> list[jax.Array]:
@@ -256,7 +302,7 @@ def _jvp(primals, tangents, **params):
     encoding = params["encoding"]
     (factors, operands), (moving, rest) = (_split(x, encoding) for x in (primals, tangents))
     options = params["options"]
-    daccs = encoding.tangents(factors, moving, options)
+    daccs = encoding.tangents(factors, moving, options, _accumulators_by_calls)
 
     def run(kept):
         return epilogue_product_p.bind(*primals, **params | {"function": kept})

@@ -33,7 +33,7 @@ packed_weight_p = core.Primitive("tcgemm_packed_weight")
 
 def rows_of_weight(w: PackedWeight, *, options: CallOptions, dtype) -> jax.Array:
     """The weight as an array (*stacked, n, k), with the columns that fill up the last tile."""
-    params = {"options": options.selecting(), "format": w.format, "dtype": np.dtype(dtype)}
+    params = {"options": options.of_step(), "format": w.format, "dtype": np.dtype(dtype)}
     out = packed_weight_p.bind(*same_varying(*arrays_of(w)), **params)
     return out.reshape(*out.shape[:-3], out.shape[-3] * TILE, w.format.k)
 

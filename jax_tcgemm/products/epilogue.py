@@ -168,24 +168,19 @@ def with_encoded_epilogue_of_groups(
     operands: Sequence,
     *,
     groups: int,
-    accs: Sequence[jax.Array] | None = None,
 ):
     """Run a grouped product in any encoding with an epilogue; see `with_encoded_epilogue`.
 
     Operands of the epilogue may have a value for each group.
 
-    `groups`: the number of groups. `accs`: the accumulators, if they are arrays already.
+    `groups`: the number of groups.
     """
     op, shape = options.function, encoding.shape(factors)
     operands, by_group = _operands_of_groups(op, operands, groups, shape)
     encoding = dataclasses.replace(encoding, by_group=by_group)
     traced = _trace(epilogue, tuple(encoding.argument_types(factors, operands, options)))
     _check_results(op, traced, shape, may_reduce=False)
-    if accs is None:
-        out = epilogue_product(encoding, factors, operands, options, traced.function)
-    else:
-        rows = encoding.rows(factors, options)
-        out = rows.masked(core.jaxpr_as_fun(traced.function)(*accs, *rows.given(operands)))
+    out = epilogue_product(encoding, factors, operands, options, traced.function)
     return jax.tree.unflatten(traced.results, out)
 
 

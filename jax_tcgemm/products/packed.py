@@ -9,9 +9,9 @@ from jax import lax
 
 from jax_tcgemm.device.rows import take
 from jax_tcgemm.primitives import dot_general as plain
-from jax_tcgemm.primitives.encodings.packed import Packed, factors_of
+from jax_tcgemm.primitives.encodings.packed import E4M3, Packed, factors_of, in_columns
 from jax_tcgemm.primitives.encodings.ragged import Factors
-from jax_tcgemm.primitives.packed_dot import E4M3, Way, packed_dot, packed_ragged_dot
+from jax_tcgemm.primitives.epilogue_product import bare_product
 from jax_tcgemm.primitives.ragged_dot import take_rows
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.layers import halves
@@ -141,8 +141,7 @@ def product(
     if is_packed(rhs) and sharding is None:
         rows = _rows_for_kernel(lhs, rhs, dimension_numbers)
     if rows is not None:
-        x, row_scales = rows
-        out = packed_dot(x, rhs, options=options, dtype=dtype, row_scales=row_scales)
+        out = _bare_product(options, rows, rhs, dtype)
         return out if permutation is None else lax.transpose(out, tuple(permutation))
     _check_unasked(options)
     lhs, _ = _rows_of(lhs, None, rhs)
@@ -158,6 +157,13 @@ def product(
         preferred_element_type=dtype,
         out_sharding=sharding,
     )
+
+
+def _bare_product(options: CallOptions, rows, w: PackedWeight, dtype, groups=()) -> jax.Array:
+    """Multiply rows, a pair of x and its scales or None, by a weight or those of groups."""
+    factors = factors_of(rows[0], w, rows[1], groups)
+    encoding = Packed.bare(w.format, factors, grouped=bool(groups))
+    return in_columns(bare_product(encoding, factors, dtype, options), w.format)
 
 
 def _rows_for_kernel(lhs, w: PackedWeight, dimension_numbers):
@@ -222,8 +228,7 @@ def grouped_product(
     if rows is None:
         return None
     groups = factors.group_sizes, factors.group_offset
-    how = {"options": options, "dtype": dtype, "row_scales": rows[1]}
-    return packed_ragged_dot(rows[0], factors.rhs, *groups, **how)
+    return _bare_product(options, rows, factors.rhs, dtype, groups)
 
 
 def with_grouped_epilogue(
@@ -257,11 +262,8 @@ def with_grouped_epilogue(
     given = factors_of(rows[0], w, rows[1], groups)
     how = {"grouped": True, "keeps_zeros": keeps_zeros}
     encoding = Packed(w.format, len(given), gated, **how)
-    accs = None
-    if encoding.way(given, options) is Way.BY_ARRAY:
-        accs = encoding.accumulators(given, np.dtype(np.float32), options)
     return epilogues.with_encoded_epilogue_of_groups(
-        options, encoding, given, epilogue, operands, groups=w.values.shape[0], accs=accs
+        options, encoding, given, epilogue, operands, groups=w.values.shape[0]
     )
 
 

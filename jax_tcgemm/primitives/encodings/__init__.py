@@ -11,13 +11,13 @@ from jax.core import ShapedArray
 from jax.extend import core
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import epilogue, grouped_epilogue, packed_epilogue
+from jax_tcgemm.device import epilogue, grouped_epilogue, packed
 from jax_tcgemm.primitives.transposes import ProductLayout
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.sharding.layout import Layout
 from jax_tcgemm.system import jax_internals
 
-Product = epilogue.Product | packed_epilogue.Product | grouped_epilogue.Product
+Product = epilogue.Product | packed.Product | grouped_epilogue.Product
 
 
 class Batched(NamedTuple):
@@ -32,6 +32,20 @@ class Batched(NamedTuple):
     encoding: "Encoding"
     factors: Sequence[jax.Array]
     in_accumulators: int
+
+
+class Instead(NamedTuple):
+    """Another call of the primitive that computes the same accumulators faster.
+
+    Attributes:
+      encoding: the encoding of `factors`.
+      factors: the factors of the other call.
+      options: options of the other call.
+    """
+
+    encoding: "Encoding"
+    factors: Sequence[jax.Array]
+    options: CallOptions
 
 
 class Names(NamedTuple):
@@ -77,6 +91,8 @@ class Encoding(abc.ABC):
       stores_narrow: whether accumulators may be stored in the dtype that the function rounds them
         to, where it does nothing else with them.
       has_bare_products: whether products without a function run as calls of their own.
+      is_bare: whether the call is a product without an epilogue, whose function only rounds the one
+        accumulator.
       masks_results: whether `Rows.masked` changes results, which are not to be reduced then.
       layout: what a product that reads through transposes of its factors changes, or None.
     """
@@ -88,6 +104,7 @@ class Encoding(abc.ABC):
     num_products: int = 1
     stores_narrow: bool = True
     has_bare_products: bool = True
+    is_bare: bool = False
     masks_results: bool = False
     layout: ProductLayout | None = None
 
@@ -145,9 +162,16 @@ class Encoding(abc.ABC):
 
     @abc.abstractmethod
     def tangents(
-        self, factors: Sequence[jax.Array], moving: Sequence, options: CallOptions
+        self,
+        factors: Sequence[jax.Array],
+        moving: Sequence,
+        options: CallOptions,
+        accumulators: Callable,
     ) -> list[jax.Array | None]:
-        """Return the tangent of each accumulator, None if no factor of it has a tangent."""
+        """Return the tangent of each accumulator, None if no factor of it has a tangent.
+
+        `accumulators(encoding, factors, dtype, options)` computes those of another product.
+        """
 
     @abc.abstractmethod
     def batched(
@@ -163,6 +187,16 @@ class Encoding(abc.ABC):
           mesh_axis: the explicit mesh axis that divides the mapped dimension, or None.
         """
 
+    def batched_product(
+        self, factors: Sequence, dims: Sequence, size: int, mesh_axis, product: Callable
+    ) -> jax.Array | None:
+        """Return a bare product of mapped factors for which `batched` finds no encoding, or None.
+
+        `product(encoding, factors)` computes another bare product. The mapped dimension of the
+        result comes first.
+        """
+        del factors, dims, size, mesh_axis, product
+
     def batched_operands(self, operands: Sequence, dims: Sequence) -> tuple[Sequence, Sequence]:
         """Return the function's operands beside mapped factors, and the new dimension of each."""
         return operands, dims
@@ -177,19 +211,14 @@ class Encoding(abc.ABC):
         del factors
         return operands
 
-    def instead(
-        self,
-        factors: Sequence[jax.Array],
-        operands: Sequence[jax.Array],
-        options: CallOptions,
-        function: core.ClosedJaxpr,
-        bind: Callable,
-    ) -> list[jax.Array] | None:
-        """Return the results if another call computes them faster, or None.
+    def instead(self, factors: Sequence[jax.Array], options: CallOptions) -> Instead | None:
+        """Return another call that computes the same accumulators faster, or None."""
+        del factors, options
 
-        `bind(encoding, factors, operands, options, function)` calls the primitive.
-        """
-        del factors, operands, options, function, bind
+    def runs_unfused(self, factors: Sequence[jax.Array], options: CallOptions) -> bool:
+        """Return whether a call runs as `products`, and XLA computes the function."""
+        del factors, options
+        return False
 
     @abc.abstractmethod
     def shape(self, factors: Sequence) -> tuple[int, ...]:

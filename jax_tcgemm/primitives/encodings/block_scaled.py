@@ -74,8 +74,9 @@ class BlockScaled(Encoding):
         """Split a product of gate and up."""
         return halves(*products, self._pair(factors[0])) if self.gated else products
 
-    def tangents(self, factors, moving, options):
+    def tangents(self, factors, moving, options, accumulators):
         """Multiply dequantized operands and the tangents of the others."""
+        del accumulators
         values, tangents = [], []
         for side, block in enumerate(self.blocks):
             dequantize = functools.partial(dequantized, block=block)

@@ -1,25 +1,38 @@
-"""Rows by a packed weight.
+"""Rows multiplied by a packed weight.
 
     acc[*rows, *columns] = sum over k of x[*rows, k] * w[k, *columns]
 
-or, grouped, the rows of each group by a weight of their own,
+or, grouped, with one weight for each group of rows:
 
     acc[r, n] = sum over k of x[r, k] * w[g, k, n]
 
-The factors are those of `tcgemm_packed_dot`: x and, beside float8_e4m3fn, the scales of its rows,
-then the arrays of the weight and, grouped, group_sizes and group_offset. Of a gated product the
-columns of the weight are (2, n). Results are 0 in rows that belong to no group.
+The factors are:
+
+- x of shape (*rows, k), grouped (m, k), of float16, bfloat16 or float8_e4m3fn;
+- with float8_e4m3fn, the per-row scales of x in float32, of shape (*rows);
+- the arrays of the packed weight (problem/packed_weight.py);
+- grouped, group_sizes (s,) and group_offset (1,), as for `tcgemm_ragged_dot`.
+
+In a gated product, the columns of the weight are (2, n). Rows that belong to no group have the
+result 0. The accumulators are linear in x; the weight is bytes and has no derivatives.
 """
 
 import dataclasses
+import enum
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from jax_tcgemm.device import packed_epilogue
-from jax_tcgemm.primitives import functions, packed_dot
-from jax_tcgemm.primitives.encodings import Batched, Names, Rows
+from jax_tcgemm.device import packed as device_packed
+from jax_tcgemm.primitives import dot_general as plain
+from jax_tcgemm.primitives import functions
+from jax_tcgemm.primitives import ragged_dot as ragged
+from jax_tcgemm.primitives.encodings import Batched, Instead, Names, Rows
 from jax_tcgemm.primitives.encodings.grouped import Grouped
 from jax_tcgemm.primitives.encodings.plain import Plain
 from jax_tcgemm.primitives.encodings.rows_of_groups import RowsOfGroups, padded
@@ -31,15 +44,57 @@ from jax_tcgemm.primitives.packed_weight import (
     weight_of,
 )
 from jax_tcgemm.primitives.rules import moved, same_varying
+from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
 from jax_tcgemm.problem.layers import halves
-from jax_tcgemm.problem.packed_weight import PackedFormat, PackedWeight
-from jax_tcgemm.sharding import partitioning
+from jax_tcgemm.problem.packed_weight import TILE, PackedFormat, PackedWeight
+from jax_tcgemm.sharding import partitioning, ragged_division
+
+# With more rows than this, on average over the groups, the weight is dequantized to memory once,
+# and the kernels of plain products, which overlap their epilogues, multiply it.
+MOST_ROWS = 2048
+# With at most this many rows, float8 rows are multiplied in bfloat16: the kernel is bound by the
+# reads of the weight.
+_FEW_ROWS = 32
+E4M3 = np.dtype(jnp.float8_e4m3fn)
 
 
 def factors_of(x, w: PackedWeight, row_scales=None, groups=()) -> tuple[jax.Array, ...]:
-    """The factors of a product; row_scales as for `packed_dot`, `groups` () or sizes and offset."""
-    return packed_dot.rows_of(x, row_scales) + arrays_of(w) + tuple(groups)
+    """Return the factors of a product.
+
+    Args:
+      x: rows.
+      w: the weight, or with groups the stacked weights.
+      row_scales: with float8_e4m3fn rows, their scales; else None.
+      groups: group_sizes and group_offset, or ().
+    """
+    scales = () if row_scales is None else (row_scales,)
+    return (x, *scales, *arrays_of(w), *groups)
+
+
+class _Factors(NamedTuple):
+    """The factors of a product by their roles; `scales` and `groups` may be empty."""
+
+    x: jax.Array
+    scales: Sequence
+    weight: Sequence
+    groups: Sequence
+
+    @property
+    def rows(self) -> tuple:
+        """Return x and its scales."""
+        return (self.x, *self.scales)
+
+
+class _Route(enum.Enum):
+    """How a product with a packed weight is computed."""
+
+    # By a call of the primitive, in 8 or 16 bits.
+    PACKED = enum.auto()
+    # By a call of the primitive, with float8 rows converted to bfloat16.
+    IN_16_BITS = enum.auto()
+    # By a plain product with the dequantized weight.
+    DEQUANTIZED = enum.auto()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +105,11 @@ class Packed(Grouped):
       format: of the weight.
       num_factors: as of `Encoding`.
       gated: as of `Encoding`.
-      grouped: whether rows are those of groups.
+      grouped: whether rows belong to groups.
       by_group: as of `Grouped`.
-      keeps_zeros: whether the function makes 0 of accumulators that are 0, so that nothing has to
-        be written in rows that belong to no group.
+      keeps_zeros: whether the function maps accumulators that are 0 to 0, so that rows that belong
+        to no group need no mask.
+      is_bare: as of `Encoding`; then the columns are (tiles, 16), and devices may divide the tiles.
     """
 
     format: PackedFormat
@@ -62,23 +118,86 @@ class Packed(Grouped):
     grouped: bool = False
     by_group: tuple[bool, ...] = ()
     keeps_zeros: bool = False
+    is_bare: bool = False
 
     num_batch = 0
 
+    @classmethod
+    def bare(cls, form: PackedFormat, factors: Sequence, *, grouped: bool = False) -> "Packed":
+        """Return the encoding of a product without an epilogue."""
+        return cls(form, len(factors), grouped=grouped, keeps_zeros=True, is_bare=True)
+
+    def _split(self, factors: Sequence) -> _Factors:
+        """Return the factors, or their types, by their roles."""
+        x, *others = factors
+        first = int(getattr(x, "aval", x).dtype == E4M3)
+        last = len(others) - 2 * self.grouped
+        return _Factors(x, others[:first], others[first:last], others[last:])
+
+    # --- the products ---------------------------------------------------------------------------
+
+    def product_calls(self, factors):
+        """Return the bare product; of a bare product with float8 rows the one in 16 bits."""
+        if not self.is_bare:
+            return [(Packed.bare(self.format, factors, grouped=self.grouped), factors)]
+        found = self._split(factors)
+        return [self._in_16_bits(found)] if found.scales else []
+
     def products(self, factors, dtype, options):
-        """Multiply by `tcgemm_packed_dot`."""
+        """Multiply by the dequantized weight."""
         x, scales, weight, groups = self._split(factors)
-        w = weight_of(weight, self.format)
-        how = {"options": options, "dtype": dtype, "row_scales": scales[0] if scales else None}
-        product = packed_dot.packed_ragged_dot if groups else packed_dot.packed_dot
-        return [product(x, w, *groups, **how)]
+        x = dequantized(x, *scales)
+        w = rows_of_weight(weight_of(weight, self.format), options=options, dtype=x.dtype)
+        how = {"options": options.of_step(), "preferred_element_type": dtype}
+        if groups:
+            how |= {"rhs_transposed": True, "groups": w.shape[0]}
+            out = ragged.ragged_dot(x, w, *groups, **how)
+        else:
+            numbers = ((x.ndim - 1,), (1,)), ((), ())
+            out = plain.dot_general(x, w, dimension_numbers=numbers, **how)
+        return [out.reshape(*x.shape[:-1], w.shape[-2] // TILE, TILE)]
 
     def apart(self, products, factors):
-        """Split a product of gate and up."""
-        return halves(*products, factors[0].ndim - 1) if self.gated else products
+        """Return the columns of the weight without those that pad the last tile, gate and up."""
+        if self.is_bare:
+            return products
+        out = in_columns(*products, self.format)
+        return halves(out, factors[0].ndim - 1) if self.gated else [out]
 
-    def _split(self, factors):
-        return packed_dot.split(factors, self.grouped)
+    def instead(self, factors, options):
+        """Multiply many rows by the dequantized weight, and few float8 rows in 16 bits."""
+        found, route = self._split(factors), self._route(factors, options)
+        if route is _Route.IN_16_BITS:
+            return Instead(*self._in_16_bits(found), options)
+        if route is _Route.DEQUANTIZED and not self.grouped and not self.is_bare:
+            x, form = found.x, self.format
+            w = rows_of_weight(weight_of(found.weight, form), options=options, dtype=x.dtype)
+            w = w[: form.n].reshape(*form.shape[1:], form.k)
+            numbers = ((x.ndim - 1,), (w.ndim - 1,)), ((), ())
+            encoding = Plain.of(x, w, numbers, pair=x.ndim - 1 if self.gated else None)
+            return Instead(encoding, (x, w), options.without_config())
+        return None
+
+    def runs_unfused(self, factors, options):
+        """Return whether so many rows multiply the dequantized weight by `products`."""
+        return self._route(factors, options) is _Route.DEQUANTIZED
+
+    def _route(self, factors, options: CallOptions) -> _Route:
+        """Return how a call is computed of which no implementation is forced."""
+        x, scales, _, groups = self._split(factors)
+        rows, number = math.prod(x.shape[:-1]), groups[0].shape[0] if groups else 1
+        if not (options.is_unconstrained and isinstance(rows, int)):
+            return _Route.PACKED
+        if scales:
+            return _Route.IN_16_BITS if rows <= _FEW_ROWS * number else _Route.PACKED
+        return _Route.DEQUANTIZED if rows > MOST_ROWS * number else _Route.PACKED
+
+    def _in_16_bits(self, found: _Factors) -> tuple["Packed", tuple]:
+        """Return the encoding and the factors with float8 rows converted to bfloat16."""
+        own = dataclasses.replace(self, num_factors=self.num_factors - len(found.scales))
+        return own, (dequantized(*found.rows), *found.weight, *found.groups)
+
+    # --- the rules ------------------------------------------------------------------------------
 
     @property
     def masks_results(self):
@@ -93,52 +212,52 @@ class Packed(Grouped):
         shape = self.shape(factors)
         return RowsOfGroups.of(*groups, weight[0].shape[0], shape, self.by_group, options)
 
-    def tangents(self, factors, moving, options):
-        """Multiply the tangent of x by the weight, which is bytes and has no tangent."""
-        rows, weight = packed_dot.rows_and_weight(factors)
-        _, dx = functions.value_and_tangent(packed_dot.dequantized, rows, moving[: len(rows)])
+    def tangents(self, factors, moving, options, accumulators):
+        """Multiply the tangent of x by the weight, in the dtype of x.
+
+        Reverse mode is then made of such products. The weight is bytes and has no tangent.
+        """
+        found = self._split(factors)
+        primals = found.rows
+        _, dx = functions.value_and_tangent(dequantized, primals, moving[: len(primals)])
         if dx is None:
             return [None] * self.num_accumulators
-        own = dataclasses.replace(self, num_factors=1 + len(weight))
-        factors = same_varying(dx, *weight)
-        return own.accumulators(factors, self.accumulator, options.without_config())
+        own = dataclasses.replace(self, num_factors=self.num_factors - len(found.scales))
+        factors = same_varying(dx, *found.weight, *found.groups)
+        found = accumulators(own, factors, dx.dtype, options.without_config())
+        return [lax.convert_element_type(x, self.accumulator) for x in found]
 
     def batched(self, factors, dims, size, *, reduces, mesh_axis):
         """Add the dimension to the rows; mapped weights and groups are no single product."""
         del reduces, mesh_axis
-        rows, weight = packed_dot.rows_and_weight(factors)
-        if self.grouped or any(dim is not None for dim in dims[len(rows) :]):
+        number = len(self._split(factors).rows)
+        if self.grouped or any(dim is not None for dim in dims[number:]):
             return None
-        pairs = zip(rows, dims, strict=False)
+        pairs = zip(factors[:number], dims, strict=False)
         rows = [moved(x, dim, 0, size) for x, dim in pairs]
-        return Batched(self, (*rows, *weight), 0)
+        return Batched(self, (*rows, *factors[number:]), 0)
 
-    def instead(self, factors, operands, options, function, bind):
-        """Multiply many rows by the dequantized weight, and few rows of 8 bits in 16 bits."""
-        (x, *scales), weight = packed_dot.rows_and_weight(factors)
-        way = self.way(factors, options)
-        if way is packed_dot.Way.BY_ARRAY and not self.grouped:
-            form = self.format
-            w = rows_of_weight(weight_of(weight, form), options=options, dtype=x.dtype)
-            w = w[: form.n].reshape(*form.shape[1:], form.k)
-            numbers = ((x.ndim - 1,), (w.ndim - 1,)), ((), ())
-            encoding = Plain.of(x, w, numbers, pair=x.ndim - 1 if self.gated else None)
-            return bind(encoding, (x, w), operands, options.without_config(), function)
-        if way is packed_dot.Way.IN_16_BITS:
-            own = dataclasses.replace(self, num_factors=1 + len(weight))
-            x = packed_dot.dequantized(x, *scales)
-            return bind(own, (x, *weight), operands, options, function)
-        return None
-
-    def way(self, factors, options) -> packed_dot.Way:
-        """Return how the accumulators are computed where no kernel runs the function."""
-        x, scales, _, groups = self._split(factors)
-        number = groups[0].shape[0] if groups else 1
-        return packed_dot.way_of(x.shape[:-1], bool(scales), options, number)
+    def batched_product(self, factors, dims, size, mesh_axis, product):
+        """Multiply the rows of each mapped weight as a group."""
+        found = self._split(factors)
+        number = len(found.rows)
+        if self.grouped or None in dims[number:] or mesh_axis is not None:
+            return None
+        x, *scales = (moved(x, dim, 0, size) for x, dim in zip(found.rows, dims, strict=False))
+        weight = map(jnp.moveaxis, found.weight, dims[number:], [0] * len(found.weight))
+        _, *shape, k = x.shape
+        groups = jnp.full(size, math.prod(shape), np.int32), jnp.zeros(1, np.int32)
+        rows = x.reshape(-1, k), *(own.reshape(-1) for own in scales)
+        factors = *rows, *weight, *groups
+        out = product(Packed.bare(self.format, factors, grouped=True), factors)
+        return out.reshape(size, *shape, *out.shape[1:])
 
     def shape(self, factors):
         """Return (*rows, *columns), of a gated product (*rows, n)."""
-        return *factors[0].shape[:-1], *self.format.shape[1 + self.gated :]
+        found = self._split(factors)
+        if self.is_bare:
+            return *found.x.shape[:-1], found.weight[0].shape[-3], TILE
+        return *found.x.shape[:-1], *self.format.shape[1 + self.gated :]
 
     def product_of(self, factors, operand_shapes, function, *, options, in_place):
         """Describe a product that kernels of packed weights compute, nothing of it in place."""
@@ -148,8 +267,9 @@ class Packed(Grouped):
         own["in_dtype"] = DTYPE_NAMES[np.dtype(x.dtype)]
         if groups:
             own["form"] = "grouped"
+            # A device that has some of the groups has fewer weights than there are sizes.
             own |= {"experts": weight[0].shape[0], "num_sizes": groups[0].shape[0]}
-        return packed_epilogue.Product(
+        return device_packed.Product(
             options,
             self.format,
             problem_of(weight[0].shape[-3], self.format, **own),
@@ -158,24 +278,41 @@ class Packed(Grouped):
             x.ndim - 1,
             operand_shapes,
             self.gated,
+            self.is_bare,
             padded(self.by_group, len(operand_shapes)),
         )
 
     def names(self, factors):
-        """Divide rows."""
-        x, scales, weight, _ = self._split(factors)
+        """Divide rows; in a bare product also the tiles of columns, and the groups."""
+        x, scales, weight, groups = self._split(factors)
         rows = tuple(f"m{axis}" for axis in range(x.ndim - 1))
-        columns = tuple(f"n{axis}" for axis in range(len(self.format.shape) - 1 - self.gated))
         of_weight = division_of_weight(weight)
+        of_groups = (("sizes",), ("one",)) if groups else ()
+        of_factors = ((*rows, "k"), *([rows] * len(scales)), *of_weight, *of_groups)
+        if self.is_bare:
+            inner = (name for own in of_weight for name in own[-2:])
+            whole = frozenset(("k", *inner, *(("sizes", "one") if groups else ())))
+            even = ("g",) if groups else ()
+            return Names(of_factors, (*rows, "tile", "column"), whole, even=even)
+        columns = tuple(f"n{axis}" for axis in range(len(self.format.shape) - 1 - self.gated))
         whole = frozenset(("k", *columns, *(name for own in of_weight for name in own)))
-        return Names(((*rows, "k"), *([rows] * len(scales)), *of_weight), (*rows, *columns), whole)
+        return Names(of_factors, (*rows, *columns), whole)
+
+    def of_shards(self, layout, factors):
+        """Find how many rows of each group a device has."""
+        if not self.grouped:
+            return self, factors
+        *others, sizes, offset = factors
+        return self, (*others, *ragged_division.groups_here(layout, "m0", sizes, offset))
 
     def obstacle_to_division(self, factors, whole, product, device, options):
         """Refuse to divide anything but rows, and rows that the function takes whole."""
         del device, options
+        if self.is_bare:
+            return ""
         if self.grouped:
             return "devices may divide the rows of groups"
-        (x, *_), weight = packed_dot.rows_and_weight(factors)
+        x, _, weight, _ = self._split(factors)
         if not partitioning.has_explicit_axes(*factors):
             return "devices may divide the columns of the weight"
         if any(part is not None for own in weight for part in own.sharding.spec.partitions):
@@ -189,3 +326,19 @@ class Packed(Grouped):
     def flops(self, factors):
         """Count those of all columns."""
         return 2 * math.prod(factors[0].shape) * self.format.n
+
+
+def dequantized(x, row_scales=None):
+    """Return rows, float8 rows multiplied by their scales and in bfloat16."""
+    if row_scales is None:
+        return x
+    return (x.astype(jnp.float32) * row_scales[..., None]).astype(jnp.bfloat16)
+
+
+def in_columns(product: jax.Array, form: PackedFormat) -> jax.Array:
+    """Return a product (*rows, tiles, 16) with the columns of the weight."""
+    rows = product.shape[:-2]
+    out = product.reshape(*rows, product.shape[-2] * TILE)
+    if out.shape[-1] != form.n:
+        out = lax.slice_in_dim(out, 0, form.n, axis=-1)
+    return out.reshape(*rows, *form.shape[1:])

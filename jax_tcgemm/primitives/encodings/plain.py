@@ -108,8 +108,9 @@ class Plain(Encoding):
         del factors
         return products if self.pair is None else halves(*products, self.pair)
 
-    def tangents(self, factors, moving, options):
+    def tangents(self, factors, moving, options, accumulators):
         """Multiply in the dtype of the factors, so that reverse mode is made of such products."""
+        del accumulators
         (lhs, *rights), (dlhs, *drights) = factors, moving
         dtype, options = self.accumulator, options.without_config()
         if max(lhs.dtype.itemsize, rights[0].dtype.itemsize) >= 2:

@@ -121,8 +121,9 @@ class Ragged(Grouped):
         groups = (*factors[2:4], self.groups)
         return RowsOfGroups.of(*groups, self.shape(factors), self.by_group, options)
 
-    def tangents(self, factors, moving, options):
+    def tangents(self, factors, moving, options, accumulators):
         """Multiply in the dtype of lhs and rhs, so that reverse mode is made of such products."""
+        del accumulators
         (lhs, rhs, *rest), (dlhs, drhs, *_) = factors, moving
         dtype = np.dtype(jnp.promote_types(lhs.dtype, rhs.dtype))
         dtype = dtype if dtype.itemsize > 1 else self.accumulator

@@ -78,7 +78,7 @@ class RaggedBlockScaled(Ragged):
 
         return [lambda *arrays: dequantized(*arrays, of_lhs), of_matrices]
 
-    def tangents(self, factors, moving, options):
+    def tangents(self, factors, moving, options, accumulators):
         """Multiply dequantized operands and the tangents of the others."""
         found = [
             functions.value_and_tangent(f, factors[side::4], moving[side::4])
@@ -86,7 +86,8 @@ class RaggedBlockScaled(Ragged):
         ]
         operands, tangents = zip(*found, strict=True)
         factors = *operands, *factors[2:4]
-        return self._plain.tangents(factors, tangents, options.of_dequantized_blocks())
+        options = options.of_dequantized_blocks()
+        return self._plain.tangents(factors, tangents, options, accumulators)
 
     def batched(self, factors, dims, size, *, reduces, mesh_axis):
         """Add a first batch dimension, the same one in scales as in what they scale."""
