@@ -32,7 +32,6 @@ from jax_tcgemm.primitives import (
 from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.primitives import epilogue_product as epilogue_primitive
 from jax_tcgemm.primitives import ragged_dot as ragged_primitive
-from jax_tcgemm.primitives import scaled_ragged_contraction as contraction_primitive
 from jax_tcgemm.selection.roofline import peaks, roofline_seconds
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system.jax_internals import as_jaxpr, as_lowered, source_line
@@ -42,7 +41,6 @@ _RULES = {
     primitive.dot_general_p: (primitive, dense),
     epilogue_primitive.epilogue_product_p: (epilogue_primitive, fused),
     ragged_primitive.ragged_dot_p: (ragged_primitive, grouped),
-    contraction_primitive.scaled_ragged_contraction_p: (contraction_primitive, fused),
     rows.rows_p: (rows, request),
     packed_weight.packed_weight_p: (packed_weight, request),
     quantize.quantize_p: (quantize, request),
@@ -56,18 +54,11 @@ _READING = {
     primitive.dot_general_p: primitive.READING,
     epilogue_primitive.epilogue_product_p: epilogue_primitive.READING,
 }
-# What runs a call that is not fused, in terms of others.
-_UNFUSED = {
-    epilogue_primitive.epilogue_product_p: epilogue_primitive.bare_products,
-    contraction_primitive.scaled_ragged_contraction_p: contraction_primitive.unfused,
-}
 # The jaxpr that is lowered, for each of JAX's primitives that have further jaxprs for derivatives.
 _LOWERED = {
     "custom_linear_solve": lambda params: params["jaxprs"].solve,
     "linear_call": lambda params: params["callee"],
 }
-# Those that `functions` gives types and lowering.
-_BY_UNFUSED = (epilogue_primitive, contraction_primitive)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,9 +271,9 @@ def _calls(jaxpr, device, times, path) -> Iterator[Call]:
 def _calls_of(eqn, device, times, path) -> Iterator[Call]:
     if eqn.primitive in _RULES:
         plan = _plan(eqn, device)
-        if eqn.primitive in _UNFUSED and not plan.is_fused:
+        if isinstance(plan, fused.Plan) and not plan.is_fused:
             # Of a function as epilogue the rest has no products, but those it calls itself.
-            inner = _unfused(eqn, _UNFUSED[eqn.primitive], device)
+            inner = _unfused(eqn, epilogue_primitive.bare_products, device)
             for call in _calls(inner, device, times, path):
                 why, code = f"{plan.choice.why}; its product: {call.why}", plan.code
                 where = source_line(eqn)
@@ -293,9 +284,8 @@ def _calls_of(eqn, device, times, path) -> Iterator[Call]:
                 if not _is_fused(call.problem):  # of nested functions the whole one
                     call = dataclasses.replace(call, epilogue=epilogue_operations(plan))
                 yield call
-            if "function" in eqn.params:
-                function = as_jaxpr(eqn.params["function"])
-                yield from _calls(function, device, times, path)
+            function = as_jaxpr(eqn.params["function"])
+            yield from _calls(function, device, times, path)
         else:
             yield _explain_call(eqn, plan, device, times, path)
         return
@@ -393,7 +383,7 @@ def _plan(eqn, device):
             obstacle = blas.DIVIDED
         elif rules is quantize and eqn.params["options"].is_unconstrained:
             obstacle = quantize.obstacle_to_division(*avals, eqn.params)
-        elif rules in _BY_UNFUSED:
+        elif rules is epilogue_primitive:
             whole = rules.product_of(*avals, eqn.params)
             obstacle = rules.obstacle_to_division(avals, whole, eqn.params, device)
         if not obstacle:
@@ -403,7 +393,7 @@ def _plan(eqn, device):
                 params = params | {"encoding": params["encoding"].unsharded()}
             if rules is epilogue_primitive and partitioning.waits_for_sum(division, avals, outs):
                 obstacle = "what follows the product waits for its sum over devices"
-    num_types = len(avals) + (rules not in _BY_UNFUSED)
+    num_types = len(avals) + (rules is not epilogue_primitive)
     product = rules.product_of(*one_device[:num_types], params)
     is_whole = one_device[: len(avals)] == avals
     if is_whole and isinstance(product, dense.Product | fused.FusibleProduct):

@@ -6,7 +6,8 @@ from jax import lax
 
 from jax_tcgemm.device.rows import take
 from jax_tcgemm.primitives.encodings.ragged import Factors
-from jax_tcgemm.primitives.scaled_ragged_contraction import scaled_ragged_contraction
+from jax_tcgemm.primitives.encodings.ragged_contraction import RaggedContraction
+from jax_tcgemm.primitives.epilogue_product import bare_product
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import FLOAT8
 from jax_tcgemm.problem.layers import Layer, rounded_dtype
@@ -144,7 +145,7 @@ def _grouped_by_packed(options, factors, epilogue, operands, *, gated, precision
 
 
 def contraction(
-    options: CallOptions, dims, lhs, rhs, sizes, offset, *, dtype, precision, **how
+    options: CallOptions, dims, lhs, rhs, sizes, offset, *, dtype, precision
 ) -> jax.Array | None:
     """Contraction of quantized operands over each group's tokens; None if no kernel can run it.
 
@@ -157,7 +158,6 @@ def contraction(
       offset: number of the first group.
       dtype: dtype of the result.
       precision: canonical.
-      **how: other arguments of the primitive.
     """
     values = multiplied(lhs, rhs)
     is_of_matrices = lhs.ndim == rhs.ndim == 2 and not dims.lhs_batch and sizes.ndim == 1
@@ -175,15 +175,5 @@ def contraction(
         # A scale for all tokens stays one scale, whatever the number of tokens.
         depth = tile[axis] if scale.shape[axis] > 1 else _ALL_TOKENS
         blocks.append((tile[1 - axis], depth))
-    return scaled_ragged_contraction(
-        *arrays,
-        sizes,
-        offset,
-        *scales,
-        options=options,
-        groups=dims.groups,
-        blocks=tuple(blocks),
-        preferred_element_type=dtype,
-        precision=precision,
-        **how,
-    )
+    encoding = RaggedContraction(groups=dims.groups, blocks=tuple(blocks), precision=precision)
+    return bare_product(encoding, (*arrays, sizes, offset, *scales), dtype, options)
