@@ -188,21 +188,20 @@ def test_modules(name):
     assert [(len(eqn.invars), own) for eqn, own in zip(backward, sizes, strict=True)] == (
         [(4, [12 * N] * 2 if kind == "two" else [24 * N])] * are_apart
     )
-    assert _put_together(step, parameters, X) == (not are_apart)
+    assert _concatenates(step, parameters, X) == (not are_apart)
     # Those of biases are sums of these.
     sums = [x.aval.shape for eqn in backward for x in eqn.outvars if x.aval.size <= N]
     has_biases = "bias" in name or name in ("linen DenseGeneral", "linen glu", "haiku stacked")
     assert sums == [(N,)] * (2 if has_biases and are_apart else 0)
 
 
-def _put_together(f, *args):
-    """Whether a loop of XLA's puts arrays side by side, or between each other."""
-    found = [eqn for eqn in equations(f, *args) if eqn.primitive.name in ("pad", *JOINED)]
+def _concatenates(f, *args):
+    """Return whether XLA concatenates or interleaves arrays of the size of a gate."""
+    found = [eqn for eqn in equations(f, *args) if eqn.primitive.name in ("pad", *CONCATENATIONS)]
     return any(x.aval.size > 2 * N for eqn in found for x in eqn.outvars)
 
 
-# What puts arrays together.
-JOINED = ("concatenate", "stack")
+CONCATENATIONS = ("concatenate", "stack")
 
 
 def scanned(weights, x):
@@ -273,8 +272,8 @@ def test_a_product_that_others_need_is_one_more_result():
     check(f, *ARGS)
 
 
-def test_a_product_of_what_the_other_one_gives_stays_apart():
-    """Though both are of one operand, and something joins them."""
+def test_a_product_that_depends_on_the_other_is_not_fused_with_it():
+    """Although both read one operand, and one equation reads both."""
 
     def f(x, y):
         first = y @ x / 4
@@ -286,7 +285,7 @@ def test_a_product_of_what_the_other_one_gives_stays_apart():
     assert "two" not in kinds(groups(f, x, y))
 
 
-def test_products_that_nothing_joins_stay_apart():
+def test_products_without_a_common_reader_are_not_fused():
     def f(x, w, v):
         return jnp.sin(x @ w), jnp.cos(x @ v)
 
@@ -474,7 +473,7 @@ def test_derivatives_of_halves_are_one_result(how, both, dtype):
     step = jax.value_and_grad(loss, (0, 1, 2, 3))
     check(step, *args, tolerance=1e-4 if dtype == "float32" else 2**-5)
     check_every_product(step, *args)
-    assert _put_together(step, *args) == (both == "what XLA does to both")
+    assert _concatenates(step, *args) == (both == "what XLA does to both")
 
 
 def test_columns_that_alternate():

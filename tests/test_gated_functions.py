@@ -312,7 +312,7 @@ def test_divided_over_devices(x_spec, w_dims, expected, axis_type, function, is_
         got, got_grads = jax.jit(run)(*args), jax.jit(grads(run))(*args)
     assert 'custom_call_target="tcgemm_gemm"' in text
     if function is layer:
-        # Of a pair each product has a sum, which XLA may join.
+        # Each product of a pair needs a collective sum, and XLA may merge the two.
         assert set(found) == set(expected)
     with jax.default_device(jax.devices("cpu")[0]):
         expected_result = jax.device_get(jax.jit(reference)(x, weights, slope))

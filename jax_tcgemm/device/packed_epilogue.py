@@ -15,7 +15,7 @@ from jax_tcgemm.device.fused import FusibleProduct, Plan, out_dtype_of, unfused
 from jax_tcgemm.device.levels import Levels, placed_function, strides_of
 from jax_tcgemm.device.packed import table_of
 from jax_tcgemm.epilogues import InexpressibleError, emit
-from jax_tcgemm.epilogues.joins import results_apart
+from jax_tcgemm.epilogues.concatenation import split_concatenated_results
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.packed import PackedProblem
 from jax_tcgemm.problem.packed_weight import TILE, PackedFormat
@@ -130,7 +130,7 @@ def _folded(product: Product) -> Folded | str:
         return "its result is empty"
     if math.prod(shape[product.num_rows :]) % TILE:
         return f"the columns of an accumulator are no multiple of {TILE}"
-    function, beside, dimensions = results_apart(product.function)
+    function, beside, dimensions = split_concatenated_results(product.function)
     try:
         source, _ = emit(function, product.num_accumulators)
     except InexpressibleError as error:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from jax.extend import core
 
+from jax_tcgemm.epilogues.concatenation import Concatenation
 from jax_tcgemm.epilogues.halves import Halves
-from jax_tcgemm.epilogues.joins import Join
 from jax_tcgemm.epilogues.values import Equation
 
 # Position of an equation or a group in the program: before the equation with the first number, and
@@ -109,8 +109,8 @@ class Draft:
     repeated: tuple[int, ...] = ()
     place: Place = (0, 0)
     known: frozenset[int] = frozenset()
-    # Concatenations of two values into one result.
-    joins: list[Join] = dataclasses.field(default_factory=list)
+    # Results that are concatenations of two values.
+    concatenations: list[Concatenation] = dataclasses.field(default_factory=list)
     # Reductions that are results, members that only they need, and whether reductions are allowed.
     reductions: tuple[int, ...] = ()
     reduced: tuple[int, ...] = ()
@@ -126,9 +126,9 @@ class Draft:
         return dict.fromkeys(values)
 
     @property
-    def parts(self) -> frozenset[core.Var]:
+    def concatenated(self) -> frozenset[core.Var]:
         """Values that are concatenated."""
-        return frozenset(x for join in self.joins for x in join.parts)
+        return frozenset(x for found in self.concatenations for x in found.operands)
 
     def lines(self, products: Products) -> tuple[frozenset[int], frozenset[int]]:
         """Return the row dimensions and the column dimensions of the group's results."""

@@ -13,7 +13,7 @@ from jax.extend import core
 from jax_tcgemm.epilogues.cuts import Cut, cheapest_cut
 from jax_tcgemm.epilogues.group import Draft, Group, Limits, Place, Products, Reason
 from jax_tcgemm.epilogues.membership import (
-    JOINING,
+    CONCATENATIONS,
     is_elementwise,
     is_fusable,
     is_repeated,
@@ -69,7 +69,8 @@ class GroupedProgram:
 
     # --- what equations are -----------------------------------------------------------------------
 
-    def _can_join(self, number: int, shape) -> bool:
+    def _can_fuse(self, number: int, shape) -> bool:
+        """Return whether an equation has no group yet and is elementwise for a shape."""
         is_free = number < self._end and number not in self.gone
         return is_free and self._is_elementwise(number, shape)
 
@@ -109,7 +110,7 @@ class GroupedProgram:
             if len(following) != 1 or not following[0] < self._end:
                 break
             name, then = eqn.primitive.name, self._equations[following[0]].primitive.name
-            is_part = name in _SHAPING and then in JOINING
+            is_part = name in _SHAPING and then in CONCATENATIONS
             if not is_part and not (name == "pad" and then in ("add", "add_any")):
                 break
             (unit,) = following
@@ -195,8 +196,9 @@ class GroupedProgram:
     def _add(self, draft: Draft) -> None:
         unit = self._end + 1 + len(self.groups)
         self._places[unit] = draft.place
-        joining = [self._producer[x.outvars[0]] for join in draft.joins for x in join.equations]
-        following = (*draft.members, *joining, *draft.reduced, *draft.reductions)
+        concatenating = [x for found in draft.concatenations for x in found.equations]
+        concatenating = [self._producer[x.outvars[0]] for x in concatenating]
+        following = (*draft.members, *concatenating, *draft.reduced, *draft.reductions)
         members = (*draft.before, *following)
         self.groups.append(
             Group(

@@ -17,11 +17,11 @@ from collections.abc import Iterator, Sequence
 
 from jax.extend import core
 
+from jax_tcgemm.epilogues.concatenation import Concatenation, find_concatenation
 from jax_tcgemm.epilogues.cuts import cheapest_cut
 from jax_tcgemm.epilogues.group import Draft, Grouping, Limits, Place, Products, Reason
 from jax_tcgemm.epilogues.grouped_program import GroupedProgram, num_bytes
 from jax_tcgemm.epilogues.halves import find_halves
-from jax_tcgemm.epilogues.joins import Join, find_join
 from jax_tcgemm.epilogues.membership import (
     is_call,
     is_reduction,
@@ -70,7 +70,7 @@ class _Grouping(GroupedProgram):
                 apart = Reason(None, "its halves are no columns of weights that lie side by side")
                 continue
             apart = self._settle(draft)
-            if apart is None and self._joins(draft):
+            if apart is None and self._reads_both_products(draft):
                 self._add(draft)
                 return
         draft = Draft((number,), (product,), self._following([product]))
@@ -99,21 +99,23 @@ class _Grouping(GroupedProgram):
             if other not in self._taken:
                 following = following or frozenset(self._following([product]))
                 pair = self._products.product(other), product
-                if following and (members := self._joining(pair, following)):
+                if following and (members := self._following_both(pair, following)):
                     yield Draft((other, number), pair, members)
         shape = product.aval.shape
 
-        def can_join(member: int) -> bool:
-            return self._can_join(member, shape) and not is_call(self._equations[member])
+        def can_fuse(member: int) -> bool:
+            return self._can_fuse(member, shape) and not is_call(self._equations[member])
 
-        halves = find_halves(product, self._equations, self._users, can_join)
+        halves = find_halves(product, self._equations, self._users, can_fuse)
         if halves is None:
             return
         following = frozenset(self._following(halves.parts[1:]))
-        if members := self._joining(halves.parts, following):
+        if members := self._following_both(halves.parts, following):
             yield Draft((number,), halves.parts, members, halves)
 
-    def _joining(self, pair: Sequence[core.Var], following: frozenset[int]) -> tuple[int, ...]:
+    def _following_both(
+        self, pair: Sequence[core.Var], following: frozenset[int]
+    ) -> tuple[int, ...]:
         """Return the equations that follow two products, if any of them follows both; else ().
 
         `following` has the equations that follow the second product.
@@ -122,7 +124,7 @@ class _Grouping(GroupedProgram):
             return ()
         return self._following(pair)
 
-    def _joins(self, draft: Draft) -> bool:
+    def _reads_both_products(self, draft: Draft) -> bool:
         """Return whether at least one member needs both products."""
         needs = {x: {place} for place, x in enumerate(draft.products)}
         for number in draft.members:
@@ -140,7 +142,7 @@ class _Grouping(GroupedProgram):
         waiting = sorted(set().union(*(self._users[x] for x in products)))
         while waiting and len(members) < _MOST_MEMBERS:
             number = heapq.heappop(waiting)
-            if number in seen or not self._can_join(number, shape):
+            if number in seen or not self._can_fuse(number, shape):
                 continue
             seen.add(number)
             members.append(number)
@@ -187,20 +189,20 @@ class _Grouping(GroupedProgram):
             draft.remove(self._with_following(late, draft))
             return Reason(eqn, "need nothing that comes after another use of the product")
         draft.place = place
-        self._put_together(draft, own, users)
+        self._concatenate(draft, own, users)
         self._reduce(draft, own, users)
         left = self._repeat(draft, own, users) or self._left_to_xla(draft, own, users)
         if left:
             draft.remove(left)
             return Reason(self._equations[max(left)], "be read by more than what XLA fuses it into")
-        joined = {x for x in draft.parts if users[x] == {self._end}}
-        draft.results = [x for x in own if users[x] and x not in joined]
-        draft.results += [join.equations[-1].outvars[0] for join in draft.joins]
+        concatenated = {x for x in draft.concatenated if users[x] == {self._end}}
+        draft.results = [x for x in own if users[x] and x not in concatenated]
+        draft.results += [found.result for found in draft.concatenations]
         if not any(x not in draft.products for x in draft.results):
             draft.remove(set(draft.members))
             return Reason(None, "nothing reads what follows")
         draft.results += [x for n in draft.reductions for x in self._equations[n].outvars]
-        num_results = len(draft.results) + len(draft.joins)
+        num_results = len(draft.results) + len(draft.concatenations)
         self._set_inputs(draft, own)
         for what, count, most in (
             ("would read more than", len(draft.inputs), self._limits.reads),
@@ -231,24 +233,26 @@ class _Grouping(GroupedProgram):
                 values.update(self._equations[number].outvars)
         return found
 
-    def _put_together(self, draft: Draft, own, users) -> None:
-        """Add concatenations of two values along columns, of which each part becomes a result.
+    def _concatenate(self, draft: Draft, own, users) -> None:
+        """Add results that are concatenations of two values along columns.
 
-        Otherwise only reductions may read the two values. A concatenation that only XLA loops read
-        is not added, since these loops can compute it. Updates `users`.
+        Besides the concatenation, only reductions may read the two values. A concatenation that
+        only XLA loops read is not added, since these loops can compute it. Updates `users`.
         """
         made = {x for n in draft.members for x in self._equations[n].outvars}
-        draft.joins = []
+        draft.concatenations = []
         reached = {last for x in made for n in users[x] for last in self._with_users(n)}
         for number in sorted(reached):
-            join = find_join(self._equations[number], self._made_by)
-            if join is None or not made.issuperset(join.parts) or not self._may_have(draft, join):
+            found = find_concatenation(self._equations[number], self._made_by)
+            if found is None or not made.issuperset(found.operands):
                 continue
-            joining = {self._producer[eqn.outvars[0]] for eqn in join.equations}
-            others = set().union(*(users[x] for x in join.parts)) - joining
+            if not self._can_write(draft, found):
+                continue
+            numbers = {self._producer[eqn.outvars[0]] for eqn in found.equations}
+            others = set().union(*(users[x] for x in found.operands)) - numbers
             if all(n < self._end and self._is_reduction(self._equations[n], draft) for n in others):
-                draft.joins.append(join)
-                users |= {x: users[x] - joining | {self._end} for x in join.parts}
+                draft.concatenations.append(found)
+                users |= {x: users[x] - numbers | {self._end} for x in found.operands}
 
     def _with_users(self, unit: int) -> Iterator[int]:
         """Yield an equation and those that read its results."""
@@ -257,15 +261,15 @@ class _Grouping(GroupedProgram):
             following = set().union(*(self._users[x] for x in self._equations[unit].outvars))
             yield from (n for n in following if n < self._end and n not in self.gone)
 
-    def _may_have(self, draft: Draft, join: Join) -> bool:
+    def _can_write(self, draft: Draft, found: Concatenation) -> bool:
         """Return whether a call can write a concatenation, along columns or along last rows."""
         shape = draft.products[0].aval.shape
-        last = {dim for dim in range(join.dimension, len(shape)) if shape[dim] != 1}
-        is_alone = all(len(self._users[eqn.outvars[0]]) == 1 for eqn in join.equations[:-1])
-        is_plain = all(map(has_plain_context, join.equations))
+        last = {dim for dim in range(found.dimension, len(shape)) if shape[dim] != 1}
+        is_alone = all(len(self._users[eqn.outvars[0]]) == 1 for eqn in found.equations[:-1])
+        is_plain = all(map(has_plain_context, found.equations))
         if not (is_alone and is_plain and last and last in draft.lines(self._products)):
             return False
-        return not all(map(self._is_fusable_user, self._users[join.equations[-1].outvars[0]]))
+        return not all(map(self._is_fusable_user, self._users[found.result]))
 
     def _reduce(self, draft: Draft, own, users) -> None:
         """Add reductions over whole rows or columns, and the equations that only they need.

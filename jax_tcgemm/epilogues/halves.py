@@ -36,7 +36,7 @@ def find_halves(
     product: core.Var,
     equations: Sequence[core.JaxprEqn],
     users: Mapping[core.Var, Collection[int]],
-    can_join: Callable[[int], bool],
+    can_fuse: Callable[[int], bool],
 ) -> Halves | None:
     """Find the halves of a product that is read for its split only; None without such a split.
 
@@ -44,13 +44,13 @@ def find_halves(
       product: the product.
       equations: the equations of the program.
       users: for each variable, the units that read it, such as numbers of equations.
-      can_join: whether the equation with a number has no group yet and is an elementwise primitive
+      can_fuse: whether the equation with a number has no group yet and is an elementwise primitive
         of the product's shape.
     """
     x, members = product, []
     while len(users[x]) == 1 and len(members) < _MOST_BETWEEN:
         (number,) = users[x]
-        if not can_join(number) or len(equations[number].outvars) != 1:
+        if not can_fuse(number) or len(equations[number].outvars) != 1:
             break
         members.append(number)
         (x,) = equations[number].outvars

@@ -16,8 +16,9 @@ from jax_tcgemm.system.jax_internals import as_jaxpr, has_plain_context
 # Primitives whose result has the elements of their operand, unchanged.
 _SAME = frozenset({"copy", "copy_p", "stop_gradient", "pvary", "pcast", "name"})
 _ELEMENTWISE = frozenset(EXPRESSIONS.keys() | EXPANSIONS.keys() | _SAME) - {"threefry2x32"}
-# Concatenations: XLA computes operands while writing them, and so do calls (`joins`).
-JOINING = frozenset({"concatenate", "pad", "stack"})
+# XLA computes the operands in the loop that writes the result. Calls write both operands of a
+# `Concatenation`.
+CONCATENATIONS = frozenset({"concatenate", "pad", "stack"})
 # Calls with custom derivatives, which are not inlined; calls of `jax.jit` are inlined before.
 _CALLS = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
 _REDUCED = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
@@ -70,7 +71,7 @@ def is_fusable(eqn: core.JaxprEqn) -> bool:
     if name in ("jit", "pjit", *_CALLS):
         inner = called(eqn)
         return inner is not None and _is_fusable(as_jaxpr(inner))
-    return name in _ELEMENTWISE or name in _REDUCTIONS or name in JOINING
+    return name in _ELEMENTWISE or name in _REDUCTIONS or name in CONCATENATIONS
 
 
 def is_call_of_elements(eqn: core.JaxprEqn) -> bool:

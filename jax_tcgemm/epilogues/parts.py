@@ -199,7 +199,7 @@ def _relate(eqn: core.JaxprEqn, classes: _Classes, is_result: bool) -> None:
             classes.keep(x)
 
 
-# Primitives that split or join arrays, and the parameter with the dimension along which they do.
+# Primitives that split or concatenate arrays, and their parameter with the dimension.
 _ALONG = {"split": "axis", "concatenate": "dimension", "stack": "axis"}
 
 

@@ -203,10 +203,10 @@ def by_tokens(function: Callable, chunks: int, *arrays):
 def together(found, tokens: int):
     """Merge arrays of chunks, as `in_chunks` returns them, into arrays of `tokens` tokens."""
 
-    def joined(f):
+    def merged(f):
         return jnp.swapaxes(f, 0, 1).reshape(f.shape[0] * f.shape[1], *f.shape[2:])[:tokens]
 
-    return jax.tree.map(joined, found)
+    return jax.tree.map(merged, found)
 
 
 def in_chunks(chunks: int, *arrays):

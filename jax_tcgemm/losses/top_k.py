@@ -163,22 +163,22 @@ def _of_chunk(how: How, k: int, x, w, bias) -> list[jax.Array]:
         values, indices = lax.top_k(z, min(k, z.shape[1]))
         return values, indices.astype(jnp.int32)
 
-    def joined(found, more):
+    def merge(found, more):
         # Lower indices first, so that equal values stay ordered by index.
         values, indices = (lax.concatenate(pair, 1) for pair in zip(found, more, strict=True))
         values, places = lax.top_k(values, k)
         return values, jnp.take_along_axis(indices, places, 1)
 
-    return list(_over_logits(how, largest, joined, k, x, w, bias))
+    return list(_over_logits(how, largest, merge, k, x, w, bias))
 
 
-def _over_logits(how: How, function: Callable, joined: Callable, least: int, x, w, bias):
+def _over_logits(how: How, function: Callable, merge: Callable, least: int, x, w, bias):
     """Reduce the logits of a chunk of tokens to values and indices, by vocab chunks.
 
     Args:
       how: static parameters of the call.
       function: function(z) returns values and indices of the logits of a vocab chunk.
-      joined: joined(found, more) merges two results; the indices of `found` are lower.
+      merge: merge(found, more) merges two results; the indices of `found` are lower.
       least: least number of columns of a vocab chunk, if the vocabulary has as many.
       x: (tokens, k).
       w: (vocabulary of this device, k), or the other way round.
@@ -196,7 +196,7 @@ def _over_logits(how: How, function: Callable, joined: Callable, least: int, x, 
         return values, places + start
 
     def with_chunk(found, start, extent):
-        return joined(found, of_chunk(start, extent))
+        return merge(found, of_chunk(start, extent))
 
     return lg.over_vocabulary(with_chunk, of_chunk(0, extent), size, extent, first=1)
 
@@ -263,12 +263,12 @@ def argmax_of_logits(how: How, x, w, bias) -> jax.Array:
         places = lax.argmax(z, 1, jnp.int32)
         return jnp.take_along_axis(z, places[:, None], 1)[:, 0], places
 
-    def joined(found, more):
+    def merge(found, more):
         is_more = (more[0] > found[0]) | (jnp.isnan(more[0]) & ~jnp.isnan(found[0]))
         return tuple(jnp.where(is_more, b, a) for a, b in zip(found, more, strict=True))
 
     def chunk(x):
-        return _over_logits(how, largest, joined, 1, x, w, bias)[1]
+        return _over_logits(how, largest, merge, 1, x, w, bias)[1]
 
     chunks = lg.num_token_chunks(how, len(x), _LEAST_COLUMNS, wide_dtype(x.dtype), _CHUNK_BYTES)
     return lg.by_tokens(chunk, chunks, x)

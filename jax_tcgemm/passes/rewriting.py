@@ -25,11 +25,11 @@ from jax_tcgemm.epilogues.group import Group, Limits
 from jax_tcgemm.epilogues.group_function import group_function
 from jax_tcgemm.epilogues.groups import find_groups
 from jax_tcgemm.epilogues.membership import is_call_of_elements
+from jax_tcgemm.passes.concatenations import with_concatenations
 from jax_tcgemm.passes.gates import call_of, products_of
 from jax_tcgemm.passes.loss_calls import loss_note
 from jax_tcgemm.passes.loss_programs import with_losses
 from jax_tcgemm.passes.programs import found_as, renamed, write, written_out
-from jax_tcgemm.passes.side_by_side import with_joins
 from jax_tcgemm.passes.symmetry import keeps_symmetry, symmetric_variables, with_grams
 from jax_tcgemm.passes.transpositions import (
     is_transposition,
@@ -440,7 +440,7 @@ PASSES = (
         "compute products of symmetric matrices by half",
         lambda equations, results, _: (with_grams(equations), results),
     ),
-    Pass("turn sums of padded arrays into concatenations", _of_equations(with_joins)),
+    Pass("replace sums of padded arrays by concatenations", _of_equations(with_concatenations)),
     Pass("transpose gated GEMMs whose weights are rows of the result", _of_equations(turned)),
     Pass(
         "compute losses without logits",

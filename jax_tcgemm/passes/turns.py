@@ -85,11 +85,11 @@ class _Program:
     def has_halves(self, product: core.Var, rows: Sequence[int]) -> bool:
         """Return whether a product is split into gate and up along its rows."""
 
-        def can_join(number: int) -> bool:
+        def can_fuse(number: int) -> bool:
             eqn = self.equations[number]
             return is_elementwise(eqn, product.aval.shape) and not is_call(eqn)
 
-        halves = find_halves(product, self.equations, self.users, can_join)
+        halves = find_halves(product, self.equations, self.users, can_fuse)
         return halves is not None and not halves.is_dropped and halves.dimension in rows
 
     def together(self, product: core.Var, order: Sequence[int]) -> set[core.Var] | None:

@@ -26,7 +26,7 @@ from jax.extend import core
 
 from jax_tcgemm import selection
 from jax_tcgemm.epilogues import InexpressibleError, emit
-from jax_tcgemm.epilogues.joins import results_apart
+from jax_tcgemm.epilogues.concatenation import split_concatenated_results
 from jax_tcgemm.epilogues.parts import parts_of
 from jax_tcgemm.epilogues.reductions import reductions_apart
 from jax_tcgemm.epilogues.rounding import narrowed, of_stored
@@ -235,7 +235,7 @@ def _new_dimension(result, acc, in_acc: int) -> int:
 @functools.lru_cache(maxsize=1024)
 def _reduces(function: core.ClosedJaxpr, num_accumulators: int) -> bool:
     try:
-        source, _ = emit(results_apart(function)[0], num_accumulators)
+        source, _ = emit(split_concatenated_results(function)[0], num_accumulators)
     except InexpressibleError:
         return False
     return any(result.reduction is not None for result in source.results)
