@@ -202,14 +202,14 @@ class GroupedProgram:
         members = (*draft.before, *following)
         self.groups.append(
             Group(
-                *(draft.numbers, draft.halves, draft.before_halves, members),
+                *(draft.numbers, draft.gate_up, draft.before_split, members),
                 *(tuple(draft.inputs), tuple(draft.results), draft.repeated, draft.place),
             )
         )
         self._taken.update(draft.numbers)
         factors = [x for n in draft.numbers for x in self._inputs(n)]
-        halves = draft.halves
-        for member in (*following, *((*halves.members, *halves.takers) if halves else ())):
+        gate_up = draft.gate_up
+        for member in (*following, *((*gate_up.chain, *gate_up.splitting) if gate_up else ())):
             self._leave(member)
         again = [x for n in draft.repeated for x in self._equations[n].outvars]
         read_again = [x for n in draft.repeated for x in self._inputs(n)]
@@ -217,7 +217,7 @@ class GroupedProgram:
             self._group_of[x] = unit
         for x in (*factors, *draft.inputs, *read_again):
             self._users[x].add(unit)
-        for member in reversed((*draft.before_halves, *draft.before)):
+        for member in reversed((*draft.before_split, *draft.before)):
             self._drop_unused(member)
 
     def _leave(self, number: int) -> None:

@@ -19,9 +19,9 @@ from jax.extend import core
 
 from jax_tcgemm.epilogues.concatenation import Concatenation, find_concatenation
 from jax_tcgemm.epilogues.cuts import cheapest_cut
+from jax_tcgemm.epilogues.gate_up import find_gate_up
 from jax_tcgemm.epilogues.group import Draft, Grouping, Limits, Place, Products, Reason
 from jax_tcgemm.epilogues.grouped_program import GroupedProgram, num_bytes
-from jax_tcgemm.epilogues.halves import find_halves
 from jax_tcgemm.epilogues.membership import (
     is_call,
     is_reduction,
@@ -63,22 +63,22 @@ class _Grouping(GroupedProgram):
         product = self._products.product(number)
         if product is None or number in self._taken:
             return
-        apart = None
+        unfused = None
         for draft in self._gates(number, product):
-            halves = draft.halves
-            if halves is not None and not self._products.is_apart(number, halves):
-                apart = Reason(None, "its halves are no columns of weights that lie side by side")
+            gate_up = draft.gate_up
+            if gate_up is not None and not self._products.can_split(number, gate_up):
+                unfused = Reason(None, "gate and up are no column blocks of its weights")
                 continue
-            apart = self._settle(draft)
-            if apart is None and self._reads_both_products(draft):
+            unfused = self._settle(draft)
+            if unfused is None and self._reads_both_products(draft):
                 self._add(draft)
                 return
         draft = Draft((number,), (product,), self._following([product]))
         reason = self._settle(draft) if draft.members else self._obstacle(product)
         if draft.members:
             self._add(draft)
-        elif apart or reason:
-            self.why[number] = apart or reason
+        elif unfused or reason:
+            self.why[number] = unfused or reason
 
     def _settle(self, draft: Draft) -> Reason | None:
         """Remove members that cannot be fused from a draft; return why, if none are left."""
@@ -106,12 +106,12 @@ class _Grouping(GroupedProgram):
         def can_fuse(member: int) -> bool:
             return self._can_fuse(member, shape) and not is_call(self._equations[member])
 
-        halves = find_halves(product, self._equations, self._users, can_fuse)
-        if halves is None:
+        gate_up = find_gate_up(product, self._equations, self._users, can_fuse)
+        if gate_up is None:
             return
-        following = frozenset(self._following(halves.parts[1:]))
-        if members := self._following_both(halves.parts, following):
-            yield Draft((number,), halves.parts, members, halves)
+        following = frozenset(self._following(gate_up.outputs[1:]))
+        if members := self._following_both(gate_up.outputs, following):
+            yield Draft((number,), gate_up.outputs, members, gate_up)
 
     def _following_both(
         self, pair: Sequence[core.Var], following: frozenset[int]
@@ -172,7 +172,7 @@ class _Grouping(GroupedProgram):
             default=(self._end, 0),
         )
         place = first[0], first[1] - 1
-        between = draft.halves.members if draft.halves else ()
+        between = draft.gate_up.chain if draft.gate_up else ()
         needed = [x for n in (*draft.numbers, *between) for x in self._inputs(n)]
         if any(self._place_of(x) >= place for x in needed):
             draft.remove(set(draft.members))
@@ -451,10 +451,10 @@ class _Grouping(GroupedProgram):
         wanted = [x for n in following for x in self._inputs(n) if x not in own]
         cut = self._cut(wanted, draft.products[0])
         draft.before, read = tuple(sorted(cut.computed)), cut.read
-        if (halves := draft.halves) is not None:
-            made = [x for n in halves.members for x in self._equations[n].outvars]
-            own = {halves.product, *made}
-            wanted = [x for n in halves.members for x in self._inputs(n) if x not in own]
-            cut = self._cut(wanted, halves.product)
-            draft.before_halves, read = tuple(sorted(cut.computed)), (*read, *cut.read)
+        if (gate_up := draft.gate_up) is not None:
+            made = [x for n in gate_up.chain for x in self._equations[n].outvars]
+            own = {gate_up.product, *made}
+            wanted = [x for n in gate_up.chain for x in self._inputs(n) if x not in own]
+            cut = self._cut(wanted, gate_up.product)
+            draft.before_split, read = tuple(sorted(cut.computed)), (*read, *cut.read)
         draft.inputs = sorted(dict.fromkeys(read), key=self._place_of)

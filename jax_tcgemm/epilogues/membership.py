@@ -9,7 +9,7 @@ from jax.extend import core
 
 from jax_tcgemm.epilogues.calls import called, closes_over_arrays
 from jax_tcgemm.epilogues.expressions import EXPRESSIONS, STORED
-from jax_tcgemm.epilogues.halves import is_halving
+from jax_tcgemm.epilogues.gate_up import splits_gate_up
 from jax_tcgemm.epilogues.values import ELEMENTWISE, EXPANSIONS
 from jax_tcgemm.system.jax_internals import as_jaxpr, has_plain_context
 
@@ -77,7 +77,7 @@ def is_fusable(eqn: core.JaxprEqn) -> bool:
 def is_call_of_elements(eqn: core.JaxprEqn) -> bool:
     """Return whether an equation is a `jax.jit` call of elementwise equations, to be inlined.
 
-    The function may also split its operands into halves, and concatenate.
+    The function may also split operands into gate and up, and concatenate.
     """
     return is_written_call(eqn) and _is_of_some_elements(as_jaxpr(called(eqn)))
 
@@ -127,17 +127,20 @@ def _is_inner(eqn: core.JaxprEqn, shape) -> bool:
 def _is_of_some_elements(jaxpr: core.Jaxpr) -> bool:
     shapes = {x.aval.shape for x in jaxpr.outvars}
     shape = max(shapes, key=math.prod, default=())
-    moving = [eqn for eqn in jaxpr.eqns if _is_of_halves(eqn)]
+    moving = [eqn for eqn in jaxpr.eqns if _splits_or_concatenates(eqn)]
     for eqn in moving:
         shapes.update(x.aval.shape for x in (*eqn.invars, *eqn.outvars))
     if not moving and not shapes.issubset({shape, ()}):
         return False
-    rest = [eqn for eqn in jaxpr.eqns if not _is_of_halves(eqn)]
-    return all(any(_is_inner(eqn, own) for own in shapes) for eqn in rest)
+    rest = [eqn for eqn in jaxpr.eqns if not _splits_or_concatenates(eqn)]
+    return all(any(_is_inner(eqn, shape) for shape in shapes) for eqn in rest)
 
 
-def _is_of_halves(eqn: core.JaxprEqn) -> bool:
-    return not eqn.effects and (is_halving(eqn) or eqn.primitive.name in ("concatenate", "stack"))
+def _splits_or_concatenates(eqn: core.JaxprEqn) -> bool:
+    """Return whether an equation splits gate and up, or concatenates."""
+    return not eqn.effects and (
+        splits_gate_up(eqn) or eqn.primitive.name in ("concatenate", "stack")
+    )
 
 
 @functools.lru_cache(maxsize=4096)

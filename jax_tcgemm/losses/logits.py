@@ -437,7 +437,7 @@ def softmax_of_stored(
     """Compute the labels' logits and the softmax of a chunk of tokens from stored logits.
 
     Exponents are shifted by the token's largest logit. Batch-invariant calls add exponentials in
-    one order for any number of tokens: by halves.
+    one order for any number of tokens, as a binary tree.
 
     Args:
       how: static parameters of the call.
@@ -465,14 +465,14 @@ def softmax_of_stored(
     stored = None
     if dtype is not None:
         stored = (values if slope is None else values * slope).astype(dtype)
-    add = _sums_of_halves if how.rows else functools.partial(jnp.sum, axis=-1, keepdims=True)
+    add = _tree_sum if how.rows else functools.partial(jnp.sum, axis=-1, keepdims=True)
     moments = add(how.apart(exponents * values)) if with_moments else None
     totals = add(z[:, :size]) if how.label_smoothing else None
     return Labels(columns, own, own_slope), Softmax(stored, shift, add(values), moments, totals)
 
 
-def _sums_of_halves(x: jax.Array) -> jax.Array:
-    """Sum each row by adding its halves elementwise until one column is left."""
+def _tree_sum(x: jax.Array) -> jax.Array:
+    """Sum each row as a binary tree, whose order depends on the number of columns only."""
     columns = x.shape[1]
     x = jnp.pad(x, ((0, 0), (0, (1 << (columns - 1).bit_length()) - columns)))
     while x.shape[1] > 1:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from jax.extend import core
 
-from jax_tcgemm.epilogues.halves import find_halves
+from jax_tcgemm.epilogues.gate_up import find_gate_up
 from jax_tcgemm.epilogues.membership import is_call, is_elementwise
 from jax_tcgemm.passes.gates import by_columns, rows_and_columns
 from jax_tcgemm.passes.transpositions import reading
@@ -52,9 +52,9 @@ def turned(equations: Sequence[core.JaxprEqn], results) -> list[core.JaxprEqn]:
             continue
         rows, _ = rows_and_columns(equations[number])
         order = [dim for dim in range(product.aval.ndim) if dim not in rows] + rows
-        has_halves = program.has_halves(product, rows)
-        together = program.together(product, order) if has_halves or partners else None
-        if together is not None and (has_halves or not together.isdisjoint(partners)):
+        is_stacked = program.splits_gate_up(product, rows)
+        together = program.together(product, order) if is_stacked or partners else None
+        if together is not None and (is_stacked or not together.isdisjoint(partners)):
             done |= together
             _turn(equations, program, together, order)
     return equations
@@ -82,15 +82,15 @@ class _Program:
                 self.users[x].append(number)
         self.results = {x for x in results if not isinstance(x, core.Literal)}
 
-    def has_halves(self, product: core.Var, rows: Sequence[int]) -> bool:
+    def splits_gate_up(self, product: core.Var, rows: Sequence[int]) -> bool:
         """Return whether a product is split into gate and up along its rows."""
 
         def can_fuse(number: int) -> bool:
             eqn = self.equations[number]
             return is_elementwise(eqn, product.aval.shape) and not is_call(eqn)
 
-        halves = find_halves(product, self.equations, self.users, can_fuse)
-        return halves is not None and not halves.is_dropped and halves.dimension in rows
+        gate_up = find_gate_up(product, self.equations, self.users, can_fuse)
+        return gate_up is not None and not gate_up.is_dropped and gate_up.dimension in rows
 
     def together(self, product: core.Var, order: Sequence[int]) -> set[core.Var] | None:
         """Return the variables to transpose together with a product; None if data would move."""

@@ -77,8 +77,8 @@ def names_of(operands: dict, form: str = "rows", rhs_transposed: bool = False):
     if is_contraction:
         own["rhs"], result = ("k", "n"), ("g", "m", "n")
     else:
-        halves = _halves(operands, num_batch)
-        matrix = ("n", "k") if rhs_transposed else ("k", *halves, "n")
+        gate = _gate_dimension(operands, num_batch)
+        matrix = ("n", "k") if rhs_transposed else ("k", *gate, "n")
         own["rhs"], result = ("g", *matrix), ("m", "n")
     batch = tuple(f"b{i}" for i in range(num_batch))
     extents = np.broadcast_shapes(*(aval.shape[:num_batch] for aval in operands.values()))
@@ -104,12 +104,12 @@ def _names_of_blocks(operands: dict, num_batch: int) -> dict:
     """
     if "lhs_scales" not in operands:
         return {}
-    halves = _halves(operands, num_batch)
+    gate = _gate_dimension(operands, num_batch)
     extents = {"lhs": ("m", operands["lhs"].shape[-2]), "rhs": ("n", operands["rhs"].shape[-1])}
     found = {}
     for side, (name, extent) in extents.items():
         number = operands[f"{side}_scales"].shape[-2]
-        groups = ("g", *halves) if side == "rhs" else ()
+        groups = ("g", *gate) if side == "rhs" else ()
         if number == extent > 1:
             found[f"{side}_scales"] = (*groups, name, f"{side}_k"), ("k", f"{side}_k")
         else:
@@ -136,8 +136,8 @@ def groups_here(layout: Layout, ragged: str, sizes, offset) -> tuple[jax.Array, 
     return sizes, jnp.clip(offset, 0, sizes.shape[-1]) + layout.start("g")
 
 
-def _halves(operands: dict, num_batch: int) -> tuple[str, ...]:
-    """The dimension of rhs that tells gate and up apart, where it has one."""
+def _gate_dimension(operands: dict, num_batch: int) -> tuple[str, ...]:
+    """Return the name of the dimension of rhs with gate and up, if there is one."""
     return ("gate",) if operands["rhs"].ndim == num_batch + 4 else ()
 
 
