@@ -316,14 +316,14 @@ def rows(x, w, v):
     return jax.nn.silu(jnp.einsum("mk,kn->nm", x, w)) * jnp.einsum("mk,kn->nm", x, v)
 
 
-# Of the gate that `rows` is, whose weights are rows of it, what may lie the other way round.
-TURNED = {
+# Functions of `rows`, whose weights are rows of the result, for which it can be transposed.
+TRANSPOSED = {
     "a factor": lambda h, w: w @ h,
     "a factor, and sums": lambda h, w: (w @ h, jnp.sum(h, 0), jnp.sum(h)),
     "put together": lambda h, w: jnp.concatenate([w, w], 1) @ jnp.concatenate([h, -h]),
     "padded and cut": lambda h, w: (w @ lax.pad(h, 1.0, ((2, 4, 0), (0, 0, 0)))[1 : N + 1]).T,
 }
-# And what may not, since it would have to be moved.
+# Functions for which it cannot, since data would move.
 KEPT = {
     "a result": lambda h, w: h,
     "scanned": lambda h, w: w @ jnp.cumsum(h, 0),
@@ -334,15 +334,15 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("then", [*TURNED, *KEPT])
-def test_gates_of_rows_are_turned_around_where_nothing_is_moved(then):
-    """A kernel has gate and up as columns."""
+@pytest.mark.parametrize("then", [*TRANSPOSED, *KEPT])
+def test_gates_of_rows_are_transposed_where_no_data_moves(then):
+    """Kernels compute gate and up as columns."""
 
     def f(x, w, v):
-        return (TURNED | KEPT)[then](rows(x, w, v), w)
+        return (TRANSPOSED | KEPT)[then](rows(x, w, v), w)
 
     found = equations(f, *ARGS)
-    assert ("two" in kinds(groups(f, *ARGS))) == (then in TURNED)
+    assert ("two" in kinds(groups(f, *ARGS))) == (then in TRANSPOSED)
     assert "transpose" not in [eqn.primitive.name for eqn in found]
     step = jax.value_and_grad(lambda *x: sum(map(jnp.sum, jax.tree.leaves(f(*x)))), (0, 1, 2))
     for g in (f, step):
@@ -350,8 +350,8 @@ def test_gates_of_rows_are_turned_around_where_nothing_is_moved(then):
         check_every_product(g, *ARGS)
 
 
-def test_what_goes_with_both_kinds_of_gates_is_turned_around_once():
-    """The results of one are read as they lie by the other's function."""
+def test_arrays_of_both_kinds_of_gates_are_transposed_once():
+    """The epilogue of one reads the results of the other without a transposition."""
 
     def f(x, w, v):
         return w @ (rows(x, w, v) * gated(x, w, v).T)

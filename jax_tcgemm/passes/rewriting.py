@@ -26,6 +26,7 @@ from jax_tcgemm.epilogues.group_function import group_function
 from jax_tcgemm.epilogues.groups import find_groups
 from jax_tcgemm.epilogues.membership import is_call_of_elements
 from jax_tcgemm.passes.concatenations import with_concatenations
+from jax_tcgemm.passes.gate_transposition import with_transposed_gates
 from jax_tcgemm.passes.gates import call_of, products_of
 from jax_tcgemm.passes.loss_calls import loss_note
 from jax_tcgemm.passes.loss_programs import with_losses
@@ -37,7 +38,6 @@ from jax_tcgemm.passes.transpositions import (
     transposed_result,
     without_unused_transpositions,
 )
-from jax_tcgemm.passes.turns import turned
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.epilogue_product import epilogue_product_p
 from jax_tcgemm.problem.call_options import CallOptions, Provenance, RoundingsRemoved
@@ -441,7 +441,10 @@ PASSES = (
         lambda equations, results, _: (with_grams(equations), results),
     ),
     Pass("replace sums of padded arrays by concatenations", _of_equations(with_concatenations)),
-    Pass("transpose gated GEMMs whose weights are rows of the result", _of_equations(turned)),
+    Pass(
+        "transpose gated GEMMs whose weights are rows of the result",
+        _of_equations(with_transposed_gates),
+    ),
     Pass(
         "compute losses without logits",
         lambda equations, results, settings: with_losses(

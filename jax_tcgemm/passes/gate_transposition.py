@@ -24,7 +24,7 @@ _MOST_TOGETHER = 256
 _REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
 
 
-def turned(equations: Sequence[core.JaxprEqn], results) -> list[core.JaxprEqn]:
+def with_transposed_gates(equations: Sequence[core.JaxprEqn], results) -> list[core.JaxprEqn]:
     """Return the equations of a program with such gated products transposed.
 
     Products must already be `dot_general_p` of this package.
@@ -56,7 +56,7 @@ def turned(equations: Sequence[core.JaxprEqn], results) -> list[core.JaxprEqn]:
         together = program.together(product, order) if is_stacked or partners else None
         if together is not None and (is_stacked or not together.isdisjoint(partners)):
             done |= together
-            _turn(equations, program, together, order)
+            _transpose(equations, program, together, order)
     return equations
 
 
@@ -100,7 +100,7 @@ class _Program:
             if x in self.results or x not in self.made_by or len(found) > _MOST_TOGETHER:
                 return None
             for number in (self.made_by[x], *self.users[x]):
-                others = _turned_with(self.equations[number], x, order)
+                others = _transposed_with(self.equations[number], x, order)
                 if others is None:
                     return None
                 waiting += others - found
@@ -108,7 +108,7 @@ class _Program:
         return found
 
 
-def _turned_with(eqn: core.JaxprEqn, x: core.Var, order: Sequence[int]) -> set[core.Var] | None:
+def _transposed_with(eqn: core.JaxprEqn, x: core.Var, order: Sequence[int]) -> set[core.Var] | None:
     """Return the variables of an equation to transpose with `x`; None if that is impossible."""
     name, variables = eqn.primitive.name, (*eqn.invars, *eqn.outvars)
     if _is_free(eqn):
@@ -124,15 +124,15 @@ def _turned_with(eqn: core.JaxprEqn, x: core.Var, order: Sequence[int]) -> set[c
         return None
     arrays = [y for y in variables if y.aval.ndim]
     are_alike = all(isinstance(y, core.Var) and y.aval.ndim == len(order) for y in arrays)
-    is_undivided = all(y.aval.sharding.mesh.empty for y in arrays)
+    is_unsharded = all(y.aval.sharding.mesh.empty for y in arrays)
     has_one_shape = name in _CHANGED or len({y.aval.shape for y in arrays}) == 1
-    return set(arrays) if are_alike and is_undivided and has_one_shape else None
+    return set(arrays) if are_alike and is_unsharded and has_one_shape else None
 
 
 # --- transposed equations -------------------------------------------------------------------------
 
 
-def _turn(equations: list, program: _Program, together: set[core.Var], order) -> None:
+def _transpose(equations: list, program: _Program, together: set[core.Var], order) -> None:
     """Replace the equations of variables by equations of the transposed variables."""
     inverse = [order.index(dim) for dim in range(len(order))]
     new = {x: new_variable(x, _moved(x.aval, order)) for x in together}
