@@ -38,7 +38,7 @@ from written_functions import (
 )
 
 import jax_tcgemm
-from jax_tcgemm.epilogues.reductions import reductions_apart
+from jax_tcgemm.epilogues.reductions import split_off_reductions
 
 # --- values and derivatives ---------------------------------------------------------------------
 
@@ -339,7 +339,7 @@ def test_sums_of_operands_of_a_stacked_result_are_split_off(axis):
         return [jnp.stack(both, axis), *(x.sum(0) for x in both)]
 
     acc, saved = normal(0, M, N), normal(1, N)
-    elementwise, rest = reductions_apart(jax.make_jaxpr(function)(acc, saved))
+    elementwise, rest = split_off_reductions(jax.make_jaxpr(function)(acc, saved))
     assert [x.shape for x in elementwise.out_avals] == [function(acc, saved)[0].shape]
     got = core.jaxpr_as_fun(rest)(*core.jaxpr_as_fun(elementwise)(acc, saved))
     assert_near(got, function(acc, saved), 1e-6)

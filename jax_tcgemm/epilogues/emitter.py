@@ -279,7 +279,7 @@ class _Emitter:
             return text
         if value.primitive == "threefry2x32":
             return self._line(None, text)
-        name = self._line(value.dtype, text, value.part)
+        name = self._line(value.dtype, text, value.expanded)
         prefix = f"rounded<{STORED[value.dtype]}>("
         # A float64 is rounded to 8 bits at once.
         if text.startswith(prefix) and (value.dtype.itemsize > 1 or _F64 not in types.operands):

@@ -49,13 +49,13 @@ def group_function(
     Returns:
       The function of the accumulators and the inputs, and the number of roundings left out.
     """
-    parts = _Parts.of(equations, group)
-    key = parts.structure, np.dtype(accumulator), wide
+    source = _GroupEquations.of(equations, group)
+    key = source.structure, np.dtype(accumulator), wide
     with _lock:
         if key in _known:
             _known.move_to_end(key)
             return _known[key]
-    made = parts.function(np.dtype(accumulator)), 0
+    made = source.function(np.dtype(accumulator)), 0
     if wide:
         # Functions that cannot be traced outside their program keep their roundings.
         with contextlib.suppress(Exception):
@@ -68,7 +68,7 @@ def group_function(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Parts:
+class _GroupEquations:
     """Equations and variables of a group's function.
 
     Attributes:
@@ -88,7 +88,7 @@ class _Parts:
     results: Sequence[core.Var]
 
     @classmethod
-    def of(cls, equations: Sequence[core.JaxprEqn], group: Group) -> "_Parts":
+    def of(cls, equations: Sequence[core.JaxprEqn], group: Group) -> "_GroupEquations":
         """Return the equations and variables of a program's group."""
         gate_up = group.gate_up
         whole = (*group.before, *(gate_up.chain if gate_up else ()))

@@ -110,8 +110,8 @@ class GroupedProgram:
             if len(following) != 1 or not following[0] < self._end:
                 break
             name, then = eqn.primitive.name, self._equations[following[0]].primitive.name
-            is_part = name in _SHAPING and then in CONCATENATIONS
-            if not is_part and not (name == "pad" and then in ("add", "add_any")):
+            is_concatenated = name in _SHAPING and then in CONCATENATIONS
+            if not is_concatenated and not (name == "pad" and then in ("add", "add_any")):
                 break
             (unit,) = following
         return unit

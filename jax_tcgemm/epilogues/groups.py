@@ -397,7 +397,7 @@ class _Grouping(GroupedProgram):
         Only XLA loops read the results of these members, and would compute the members themselves.
         Each loop then reads the members' inputs instead of their results. The product's kernel does
         not store the results, and does not read inputs that nothing else needs. Members that the
-        same loops read, such as the parts of a concatenation, are also tried together.
+        same loops read, such as the operands of a concatenation, are also tried together.
         """
         loops: dict[int, frozenset[int]] = {}
         for number in draft.members:

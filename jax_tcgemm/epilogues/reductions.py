@@ -8,12 +8,12 @@ from jax.extend import core
 
 from jax_tcgemm.epilogues.concatenation import find_concatenation
 from jax_tcgemm.epilogues.cuts import variables
-from jax_tcgemm.epilogues.parts import REDUCTIONS
+from jax_tcgemm.epilogues.shard_function import REDUCTIONS
 from jax_tcgemm.system.jax_internals import as_jaxpr, function_of
 
 
 @functools.lru_cache(maxsize=1024)
-def reductions_apart(
+def split_off_reductions(
     function: core.ClosedJaxpr,
 ) -> tuple[core.ClosedJaxpr, core.ClosedJaxpr] | None:
     """Split an epilogue into an elementwise function and the reductions of that function's results.

@@ -9,7 +9,7 @@ from jax import lax
 from jax.extend import core
 
 from jax_tcgemm.epilogues.calls import written_out
-from jax_tcgemm.epilogues.parts import REDUCTIONS
+from jax_tcgemm.epilogues.shard_function import REDUCTIONS
 from jax_tcgemm.system.jax_internals import as_jaxpr, bound, function_of
 
 # What products are rounded to by themselves, by what they accumulate in.

@@ -89,14 +89,14 @@ class Apply(Value):
       operands: of the same rank or scalars; those of extent 1 broadcast.
       params: the primitive's.
       equation: what to call it where it cannot be computed.
-      part: of which the primitive is one, such as "polynomial".
+      expanded: the primitive whose expansion contains this one, such as "polynomial", or "".
     """
 
     primitive: str
     operands: tuple[Value, ...]
     params: dict
     equation: "Equation"
-    part: str = ""
+    expanded: str = ""
 
 
 @dataclasses.dataclass(eq=False, frozen=True)
@@ -181,9 +181,9 @@ class Reader:
     def __init__(self, num_accumulators: int):
         self._num_accumulators = num_accumulators
         self._constants: dict[int, Operand] = {}
-        # What the equations are part of that are being read: a call, another primitive.
+        # The call and the expanded primitive whose equations are being read.
         self._call: Equation | None = None
-        self._part = ""
+        self._expanded = ""
 
     def read(self, closed: core.ClosedJaxpr) -> list[Value]:
         """The results of a function.
@@ -270,7 +270,7 @@ class Reader:
         return Equation(eqn, self._call)
 
     def _apply(self, shape, dtype, equation, primitive, *operands, params=None) -> Apply:
-        function = (primitive, operands, params or {}, equation, self._part)
+        function = (primitive, operands, params or {}, equation, self._expanded)
         return Apply(tuple(shape), np.dtype(dtype), *function)
 
     def _expand(self, eqn, operands) -> list[Value]:
@@ -278,11 +278,11 @@ class Reader:
         name = eqn.primitive.name
         types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
         jaxpr = jax.make_jaxpr(functools.partial(EXPANSIONS[name], **eqn.params))(*types)
-        before, self._part = self._part, self._part or name
+        before, self._expanded = self._expanded, self._expanded or name
         try:
             return self._inline(jaxpr, operands)
         finally:
-            self._part = before
+            self._expanded = before
 
     def _same(self, eqn, *operands):
         return list(operands)
@@ -359,14 +359,14 @@ class Reader:
     def _cond(self, eqn, which, *operands):
         """All branches, which have no effects, and of each result the one that is meant."""
         branches = [self._inline(branch, operands) for branch in eqn.params["branches"]]
-        before, self._part = self._part, self._part or "cond"
+        before, self._expanded = self._expanded, self._expanded or "cond"
         results = [
             self._apply(
                 value.shape, value.dtype, self._name(eqn), "select_n", which, value, *others
             )
             for value, *others in zip(*branches, strict=True)
         ]
-        self._part = before
+        self._expanded = before
         return None if any(_is_key(x) for x in results) else results
 
     # --- random numbers of the default generator --------------------------------------------------

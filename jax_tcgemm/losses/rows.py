@@ -83,21 +83,21 @@ def losses_of(how: How, x, vocabulary, labels, softmax, size: int) -> jax.Array:
     losses = (softmax.shift - labels.logits) + log_sums
     if how.label_smoothing:
         rest = lse - lg.mean_logits(how, x, vocabulary, softmax, size)
-        losses = how.apart((1 - how.label_smoothing) * losses)
-        losses = losses + how.apart(how.label_smoothing * rest)
-    return losses + how.apart(how.z_loss * lse * lse) if how.z_loss else losses
+        losses = how.without_fma((1 - how.label_smoothing) * losses)
+        losses = losses + how.without_fma(how.label_smoothing * rest)
+    return losses + how.without_fma(how.z_loss * lse * lse) if how.z_loss else losses
 
 
 def _backward(how, with_entropy, kept, cotangents):
     """Gradients of `token_losses`, from the gradient of logits as `Gradient` describes it."""
     x, w, bias, labels, lse, *entropies = kept
     ct, ct_lse, *ct_entropies = cotangents
-    growth = 1 + how.apart(2 * how.z_loss * lse) if how.z_loss else None
-    a = ct + ct_lse if growth is None else how.apart(ct * growth) + ct_lse
+    growth = 1 + how.without_fma(2 * how.z_loss * lse) if how.z_loss else None
+    a = ct + ct_lse if growth is None else how.without_fma(ct * growth) + ct_lse
     b = None
     if with_entropy:
         b = -ct_entropies[0]
-        a = a + how.apart(b * entropies[0])
+        a = a + how.without_fma(b * entropies[0])
     c = (how.label_smoothing - 1) * ct
     d = -how.label_smoothing / (how.size(w) * how.devices) * ct if how.label_smoothing else None
     return *gradients_of(how, x, w, bias, labels, lse, Gradient(a, c, b, d)), None
@@ -127,7 +127,7 @@ def gradients_of(how: How, x, w, bias, labels, lse, gradient: Gradient):
 
     def chunk(sums, start, extent):
         dx, dw, db = sums
-        vocabulary = lg.part_of(how, w, bias, start, extent)
+        vocabulary = lg.vocab_chunk(how, w, bias, start, extent)
         own = labels[:, None] - first - start
         gradients = lg.with_logits(how, x, vocabulary, function, (own, *columns))
         dx_dtype = x.dtype if dx is None and extent == size else wide

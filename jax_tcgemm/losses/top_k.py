@@ -190,7 +190,7 @@ def _over_logits(how: How, function: Callable, merge: Callable, least: int, x, w
     extent = min(size, lg.aligned(max(least, -(-size // chunks))))
 
     def of_chunk(start, extent):
-        vocabulary = lg.part_of(how, w, bias, start, extent)
+        vocabulary = lg.vocab_chunk(how, w, bias, start, extent)
         z = lg.with_logits(how, x, vocabulary, lg.stored_logits, ())[:, :extent]
         values, places = function(z)
         return values, places + start
@@ -219,8 +219,8 @@ def _derivative(how: How, primals, tangents):
     def of_columns(columns):
         """Derivatives of some of the k logits of each token, (columns, tokens)."""
         columns = columns - first
-        is_own = (columns >= 0) & (columns < size)
-        columns = jnp.where(is_own, columns, 0)
+        is_here = (columns >= 0) & (columns < size)
+        columns = jnp.where(is_here, columns, 0)
         found = jnp.zeros(columns.shape, wide)
         for features, weights in ((dx, w), (x, dw)):
             if features is not None and weights is not None:
@@ -229,15 +229,15 @@ def _derivative(how: How, primals, tangents):
                     rows = jnp.moveaxis(rows, 0, -1)
                 found += jnp.sum(features.astype(wide) * rows.astype(wide), -1)
         found = found if db is None else found + db[columns].astype(wide)
-        return how.total(jnp.where(is_own, found, 0))
+        return how.total(jnp.where(is_here, found, 0))
 
     # As many of the k at once as the gathered rows of w fit into a chunk.
     most = max(1, (how.chunk_bytes or _CHUNK_BYTES) // max(1, x.size * wide.itemsize))
-    parts = [indices.T[i : i + most] for i in range(0, values.shape[1], most)]
-    whole = len(parts) - (len(parts[-1]) != most)
-    found = [of_columns(part) for part in parts[whole:]]
+    chunks = [indices.T[i : i + most] for i in range(0, values.shape[1], most)]
+    whole = len(chunks) - (len(chunks[-1]) != most)
+    found = [of_columns(chunk) for chunk in chunks[whole:]]
     if whole:
-        of_whole = lax.map(of_columns, jnp.stack(parts[:whole]))
+        of_whole = lax.map(of_columns, jnp.stack(chunks[:whole]))
         found = [of_whole.reshape(whole * most, len(x)), *found]
     found = jnp.concatenate(found).T
     if how.soft_cap is not None:

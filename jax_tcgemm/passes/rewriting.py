@@ -271,7 +271,7 @@ def _atom(x):
 
 
 def _products_as_ours(equations, results) -> list[core.JaxprEqn]:
-    """JAX's products as ours, and the transpositions beside them as a part of these."""
+    """Replace JAX's products by this library's, with transpositions as layouts."""
     made_by = {x: eqn for eqn in equations for x in eqn.outvars}
     # Of what is transposed by an equation alone the equation, else None.
     users: dict = {}
@@ -290,7 +290,7 @@ def _products_as_ours(equations, results) -> list[core.JaxprEqn]:
             ours = transposed_result(
                 transposed_operands(_ours(eqn), made_by, plain.READING), users, gone
             )
-            # What is a part of it now can be no part of another one.
+            # A transposition that is merged into this product cannot be merged into another one.
             made_by.pop(ours.outvars[0], None)
             found.append(ours)
         else:

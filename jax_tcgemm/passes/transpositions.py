@@ -1,4 +1,4 @@
-"""Transpositions beside products, which become a part of these: of operands and of results."""
+"""Rewrite pass that merges transpositions of operands and results into the layouts of products."""
 
 from collections.abc import Sequence
 

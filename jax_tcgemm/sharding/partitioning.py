@@ -413,9 +413,9 @@ def _lower_automatic(ctx, operands, division):
 
 
 def _fine_mesh(mesh: AbstractMesh | None, num_devices: int) -> AbstractMesh:
-    """The mesh with every axis cut into axes of prime size, so that parts of an axis have names.
+    """Return the mesh with every axis split into axes of prime size, which have names.
 
-    XLA may divide a dimension over a part of an axis, for example one that is reshaped in two.
+    XLA may shard a dimension over one of these, for example a dimension that is reshaped in two.
     """
     sizes = [num_devices] if mesh is None else mesh.axis_sizes
     primes = [prime for size in sizes for prime in _prime_factors(size)]

@@ -1,8 +1,9 @@
-"""How grouped products divide over devices.
+"""Sharding of grouped products over devices.
 
-Every dimension but that of the group sizes may be divided. A device with some of the rows takes the
-sizes of the groups' parts in them, one with some of the groups another group offset; rows of groups
-that a device does not have are zero there, so that the sum over devices is that over their owners.
+Every dimension except that of the group sizes may be sharded. A device with a shard of the rows
+computes the group sizes within its shard; a device with a shard of the groups has another group
+offset. Rows of groups that a device does not have are zero in its result, so that the sum over
+devices is the whole result.
 """
 
 import functools
@@ -142,7 +143,7 @@ def _gate_dimension(operands: dict, num_batch: int) -> tuple[str, ...]:
 
 
 def _sizes_here(layout: Layout, ragged: str, sizes):
-    """The parts of the groups' rows that are this device's."""
+    """Return the number of rows of each group that this device has."""
     if ragged not in layout.divided:
         return sizes
     total, here = layout.extents[ragged], layout.shard_extent(ragged)
