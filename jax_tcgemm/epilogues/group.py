@@ -119,11 +119,11 @@ class Draft:
     def __post_init__(self):
         self.known = frozenset(self.members)
 
-    def own(self, equations) -> dict[core.Var, None]:
+    def values(self, equations) -> dict[core.Var, None]:
         """Return the variables that the group computes, in order."""
-        values = [*self.products]
-        values += [x for number in self.members for x in equations[number].outvars]
-        return dict.fromkeys(values)
+        found = [*self.products]
+        found += [x for number in self.members for x in equations[number].outvars]
+        return dict.fromkeys(found)
 
     @property
     def concatenated(self) -> frozenset[core.Var]:

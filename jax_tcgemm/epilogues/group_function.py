@@ -93,8 +93,8 @@ class _GroupEquations:
         gate_up = group.gate_up
         whole = (*group.before, *(gate_up.chain if gate_up else ()))
         numbers = group.products, whole, group.members
-        calls, whole, own = ([equations[number] for number in found] for found in numbers)
-        return cls(calls, gate_up, whole, own, group.inputs, group.results)
+        calls, whole, rest = ([equations[number] for number in found] for found in numbers)
+        return cls(calls, gate_up, whole, rest, group.inputs, group.results)
 
     @property
     def structure(self) -> tuple:
@@ -299,8 +299,9 @@ def _wide(function: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, int]:
     others = [eqn for eqn in function.jaxpr.eqns if eqn.primitive.name not in _WIDENED]
     read = [*function.jaxpr.outvars, *(x for eqn in others for x in eqn.invars)]
     rounded = {x for x in read if not isinstance(x, core.Literal)}
-    own = (eqn for eqn in function.jaxpr.eqns if eqn.primitive.name in _WIDENED)
-    kept = sum(is_narrow(x.aval.dtype) for x in rounded & {x for eqn in own for x in eqn.outvars})
+    widened = (eqn for eqn in function.jaxpr.eqns if eqn.primitive.name in _WIDENED)
+    widened = {x for eqn in widened for x in eqn.outvars}
+    kept = sum(is_narrow(x.aval.dtype) for x in rounded & widened)
     return (made, count - kept) if count > kept else (function, 0)
 
 

@@ -77,8 +77,8 @@ class GroupedProgram:
     def _is_elementwise(self, number: int, shape) -> bool:
         if number not in self._shapes:
             eqn = self._equations[number]
-            own = _shape(eqn)
-            self._shapes[number] = own if is_elementwise(eqn, own) else None
+            result_shape = _shape(eqn)
+            self._shapes[number] = result_shape if is_elementwise(eqn, result_shape) else None
         return self._shapes[number] == shape
 
     def _is_fusable_user(self, unit: int) -> bool:

@@ -165,8 +165,8 @@ class _Grouping(GroupedProgram):
 
     def _shrink(self, draft: Draft) -> Reason | None:
         """Remove members that cannot be fused; return None if there are none, else the reason."""
-        own = draft.own(self._equations)
-        users = {x: self._users[x] - draft.known for x in own}
+        values = draft.values(self._equations)
+        users = {x: self._users[x] - draft.known for x in values}
         first = min(
             (self._place(user) for found in users.values() for user in found),
             default=(self._end, 0),
@@ -182,28 +182,28 @@ class _Grouping(GroupedProgram):
         late = [
             number
             for number in draft.members
-            if any(x not in own and self._is_late(x, place, draft) for x in self._inputs(number))
+            if any(x not in values and self._is_late(x, place, draft) for x in self._inputs(number))
         ]
         if late:
             eqn = self._equations[late[0]]
             draft.remove(self._with_following(late, draft))
             return Reason(eqn, "need nothing that comes after another use of the product")
         draft.place = place
-        self._concatenate(draft, own, users)
-        self._reduce(draft, own, users)
-        left = self._repeat(draft, own, users) or self._left_to_xla(draft, own, users)
+        self._concatenate(draft, values, users)
+        self._reduce(draft, values, users)
+        left = self._repeat(draft, values, users) or self._left_to_xla(draft, values, users)
         if left:
             draft.remove(left)
             return Reason(self._equations[max(left)], "be read by more than what XLA fuses it into")
         concatenated = {x for x in draft.concatenated if users[x] == {self._end}}
-        draft.results = [x for x in own if users[x] and x not in concatenated]
+        draft.results = [x for x in values if users[x] and x not in concatenated]
         draft.results += [found.result for found in draft.concatenations]
         if not any(x not in draft.products for x in draft.results):
             draft.remove(set(draft.members))
             return Reason(None, "nothing reads what follows")
         draft.results += [x for n in draft.reductions for x in self._equations[n].outvars]
         num_results = len(draft.results) + len(draft.concatenations)
-        self._set_inputs(draft, own)
+        self._set_inputs(draft, values)
         for what, count, most in (
             ("would read more than", len(draft.inputs), self._limits.reads),
             ("would have more results than", num_results, self._limits.results),
@@ -233,7 +233,7 @@ class _Grouping(GroupedProgram):
                 values.update(self._equations[number].outvars)
         return found
 
-    def _concatenate(self, draft: Draft, own, users) -> None:
+    def _concatenate(self, draft: Draft, values, users) -> None:
         """Add results that are concatenations of two values along columns.
 
         Besides the concatenation, only reductions may read the two values. A concatenation that
@@ -271,7 +271,7 @@ class _Grouping(GroupedProgram):
             return False
         return not all(map(self._is_fusable_user, self._users[found.result]))
 
-    def _reduce(self, draft: Draft, own, users) -> None:
+    def _reduce(self, draft: Draft, values, users) -> None:
         """Add reductions over whole rows or columns, and the equations that only they need.
 
         A reduction is not added if an XLA loop also reads its operands: that loop can compute the
@@ -280,7 +280,7 @@ class _Grouping(GroupedProgram):
         draft.reductions = draft.reduced = ()
         if not draft.reduces:
             return
-        reached, waiting = set(), [n for x in own for n in users[x]]
+        reached, waiting = set(), [n for x in values for n in users[x]]
         chains: dict[int, set[int]] = {}
         while waiting and len(reached) < _MOST_REACHED:
             number = waiting.pop()
@@ -295,7 +295,7 @@ class _Grouping(GroupedProgram):
         if not chains:
             return
         for number in chains:
-            chains[number] = self._only_before(number, reached, chains.keys(), own)
+            chains[number] = self._only_before(number, reached, chains.keys(), values)
         while chains:
             taken = set(chains).union(*chains.values())
             wrong = {n for n, chain in chains.items() if self._is_shared({n, *chain}, taken, users)}
@@ -307,13 +307,13 @@ class _Grouping(GroupedProgram):
             self._is_late(x, draft.place, draft)
             for n in taken
             for x in self._inputs(n)
-            if x not in own and self._producer.get(x) not in taken
+            if x not in values and self._producer.get(x) not in taken
         )
-        if late or not any(users[x] - taken for x in own if x not in draft.products):
+        if late or not any(users[x] - taken for x in values if x not in draft.products):
             return
         draft.reductions = tuple(sorted(chains))
         draft.reduced = tuple(sorted(taken - set(chains)))
-        for x in own:
+        for x in values:
             users[x] = users[x] - taken
 
     def _is_reduction(self, eqn: core.JaxprEqn, draft: Draft) -> bool:
@@ -323,13 +323,13 @@ class _Grouping(GroupedProgram):
         axes = set(eqn.params["axes"])
         return any(line and axes >= line for line in draft.lines(self._products))
 
-    def _only_before(self, number: int, reached, reductions, own) -> set[int]:
+    def _only_before(self, number: int, reached, reductions, values) -> set[int]:
         """Return the elementwise equations that one reduction needs."""
         found, waiting = set(), [number]
         while waiting:
             for x in self._inputs(waiting.pop()):
                 before = self._producer.get(x)
-                if x in own or before not in reached or before in reductions:
+                if x in values or before not in reached or before in reductions:
                     continue
                 found.add(before)
                 waiting.append(before)
@@ -347,7 +347,7 @@ class _Grouping(GroupedProgram):
                     return True
         return False
 
-    def _repeat(self, draft: Draft, own, users) -> set[int]:
+    def _repeat(self, draft: Draft, values, users) -> set[int]:
         """Let XLA loops recompute members that only these loops read, if fewer bytes are stored.
 
         Examples are a conversion to a wider dtype, or the derivative of a gate. Sets
@@ -357,21 +357,21 @@ class _Grouping(GroupedProgram):
           Members that no result needs any more.
         """
         producer = {x: n for n in draft.members for x in self._equations[n].outvars}
-        is_read = {x: users[x] and all(map(self._is_fusable_user, users[x])) for x in own}
+        is_read = {x: users[x] and all(map(self._is_fusable_user, users[x])) for x in values}
         size = num_bytes(draft.products[0])
-        wanted = [x for x in own if is_read[x]]
+        wanted = [x for x in values if is_read[x]]
         draft.repeated = ()
         if not any(x in producer for x in wanted):
             return set()
 
         def cost(x: core.Var) -> int:
-            if x not in own:
+            if x not in values:
                 return 0 if self._costs_nothing(x, size) else self._cost(x, size, ())
             return x.aval.dtype.itemsize * (2 if is_read[x] or not users[x] else 1)
 
         def can_repeat(number: int) -> bool:
             outs, read = self._equations[number].outvars, self._inputs(number)
-            are_known = all(x in own or self._place_of(x) < draft.place for x in read)
+            are_known = all(x in values or self._place_of(x) < draft.place for x in read)
             return are_known and all(is_read[x] or not users[x] for x in outs)
 
         members = {n: self._inputs(n) for n in draft.members if can_repeat(n)}
@@ -380,9 +380,9 @@ class _Grouping(GroupedProgram):
         for number in draft.repeated:
             users |= {x: set() for x in self._equations[number].outvars}
         for x in cut.read:
-            if x in own:
+            if x in values:
                 users[x] = users[x] | {n for n in draft.repeated if x in self._inputs(n)}
-        needed = {x for x in own if users[x]}
+        needed = {x for x in values if users[x]}
         left = set()
         for number in reversed(draft.members):
             if any(x in needed for x in self._equations[number].outvars):
@@ -391,7 +391,7 @@ class _Grouping(GroupedProgram):
                 left.add(number)
         return left
 
-    def _left_to_xla(self, draft: Draft, own, users) -> set[int]:
+    def _left_to_xla(self, draft: Draft, values, users) -> set[int]:
         """Return the last members that XLA can compute with no more memory traffic, or set().
 
         Only XLA loops read the results of these members, and would compute the members themselves.
@@ -411,19 +411,19 @@ class _Grouping(GroupedProgram):
             together = {other for other in loops if loops[other] == loops[number]}
             for numbers in dict.fromkeys((frozenset({number}), frozenset(together))):
                 last = self._only_for(numbers, draft, users)
-                if self._may_leave(last, len(loops[number]), draft, own, users):
+                if self._may_leave(last, len(loops[number]), draft, values, users):
                     return last
         return set()
 
-    def _may_leave(self, last: set[int], num_loops: int, draft, own, users) -> bool:
+    def _may_leave(self, last: set[int], num_loops: int, draft, values, users) -> bool:
         """Return whether members cost no more memory traffic in `num_loops` XLA loops."""
         size = num_bytes(draft.products[0])
         made = {x for n in last for x in self._equations[n].outvars}
         read = {x for n in last for x in self._inputs(n)} - made
         rest = {x for n in draft.members if n not in last for x in self._inputs(n)}
-        others = {x for x in read if x not in own and not self._costs_nothing(x, size)}
+        others = {x for x in read if x not in values and not self._costs_nothing(x, size)}
         sources = {self._source(x, size) for x in others}
-        read = {self._source(x, size) for x in read if x in own}
+        read = {self._source(x, size) for x in read if x in values}
         passes = min(num_loops, 2)
         stored = sum(num_bytes(x) for x in made if users[x])
         kept = stored * (1 + passes)
@@ -444,17 +444,17 @@ class _Grouping(GroupedProgram):
 
     # --- what comes before ------------------------------------------------------------------------
 
-    def _set_inputs(self, draft: Draft, own) -> None:
+    def _set_inputs(self, draft: Draft, values) -> None:
         """Select the inputs of a draft, and the equations before the product that it computes."""
         following = *draft.members, *draft.reduced
-        own = {*own, *(x for n in draft.reduced for x in self._equations[n].outvars)}
-        wanted = [x for n in following for x in self._inputs(n) if x not in own]
+        values = {*values, *(x for n in draft.reduced for x in self._equations[n].outvars)}
+        wanted = [x for n in following for x in self._inputs(n) if x not in values]
         cut = self._cut(wanted, draft.products[0])
         draft.before, read = tuple(sorted(cut.computed)), cut.read
         if (gate_up := draft.gate_up) is not None:
             made = [x for n in gate_up.chain for x in self._equations[n].outvars]
-            own = {gate_up.product, *made}
-            wanted = [x for n in gate_up.chain for x in self._inputs(n) if x not in own]
+            values = {gate_up.product, *made}
+            wanted = [x for n in gate_up.chain for x in self._inputs(n) if x not in values]
             cut = self._cut(wanted, gate_up.product)
             draft.before_split, read = tuple(sorted(cut.computed)), (*read, *cut.read)
         draft.inputs = sorted(dict.fromkeys(read), key=self._place_of)

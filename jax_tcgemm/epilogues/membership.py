@@ -152,11 +152,12 @@ def _is_fusable(jaxpr: core.Jaxpr) -> bool:
 _MOVES = frozenset({"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "iota"})
 
 
-def _broadcasts(own: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+def _broadcasts(operand_shape: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """Return whether a shape broadcasts to another: a scalar, or of equal rank with sizes of 1."""
-    is_scalar = own == ()
+    is_scalar = operand_shape == ()
     return is_scalar or (
-        len(own) == len(shape) and all(x in (1, y) for x, y in zip(own, shape, strict=True))
+        len(operand_shape) == len(shape)
+        and all(x in (1, y) for x, y in zip(operand_shape, shape, strict=True))
     )
 
 

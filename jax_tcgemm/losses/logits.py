@@ -192,8 +192,8 @@ def by_tokens(function: Callable, chunks: int, *arrays):
 
     def chunk(_, number):
         # Taken one at a time, so that none of the arrays is copied whole.
-        own = (lax.dynamic_index_in_dim(a, number, 1, keepdims=False) for a in leaves)
-        return None, function(*jax.tree.unflatten(tree, own))
+        of_chunk = (lax.dynamic_index_in_dim(a, number, 1, keepdims=False) for a in leaves)
+        return None, function(*jax.tree.unflatten(tree, of_chunk))
 
     leaves, tree = jax.tree.flatten(split)
     _, found = lax.scan(chunk, None, jnp.arange(chunks, dtype=jnp.int32))
@@ -456,8 +456,8 @@ def softmax_of_stored(
     is_label = ((labels >= 0) & (labels < size))[:, None]
     taken = jnp.where(is_label, labels[:, None], 0)
     columns = jnp.where(is_label, labels[:, None], np.iinfo(np.int32).max)
-    own = jnp.where(is_label, jnp.take_along_axis(z, taken, 1), jnp.nan)
-    own_slope = None if slope is None else jnp.take_along_axis(slope, taken, 1)
+    label_logits = jnp.where(is_label, jnp.take_along_axis(z, taken, 1), jnp.nan)
+    label_slopes = None if slope is None else jnp.take_along_axis(slope, taken, 1)
     shift = _finite(lax.stop_gradient(z.max(-1, keepdims=True)))
     shift = jnp.where(is_label, shift, jnp.nan)
     exponents = jnp.clip(z - shift, *EXPONENTS)
@@ -468,7 +468,8 @@ def softmax_of_stored(
     add = _tree_sum if how.rows else functools.partial(jnp.sum, axis=-1, keepdims=True)
     moments = add(how.without_fma(exponents * values)) if with_moments else None
     totals = add(z[:, :size]) if how.label_smoothing else None
-    return Labels(columns, own, own_slope), Softmax(stored, shift, add(values), moments, totals)
+    softmax = Softmax(stored, shift, add(values), moments, totals)
+    return Labels(columns, label_logits, label_slopes), softmax
 
 
 def _tree_sum(x: jax.Array) -> jax.Array:

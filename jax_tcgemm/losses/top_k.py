@@ -107,34 +107,34 @@ def linear_top_k(
         vocabulary_axis=axis,
     )
     k = _canonical_k(op, k, how.size(w) * how.devices)
-    own = [a for a in (lg.rows(x), w, bias) if a is not None]
-    own = [*same_varying(*own, over=axes), *([None] if bias is None else [])]
-    values, indices = _top_k(how, k, *lax.stop_gradient(own))
-    values = _with_derivatives(how, *own, values, indices)
+    operands = [a for a in (lg.rows(x), w, bias) if a is not None]
+    operands = [*same_varying(*operands, over=axes), *([None] if bias is None else [])]
+    values, indices = _top_k(how, k, *lax.stop_gradient(operands))
+    values = _with_derivatives(how, *operands, values, indices)
     return tuple(a.reshape(*x.shape[:-1], k) for a in (values, indices))
 
 
 def _canonical_k(op: str, k, size: int) -> int:
     try:
-        own = index(k)
+        number = index(k)
     except TypeError:
         raise TypeError(
             f"{op}: k must be an integer, got k of type {type(k).__name__}; it is part of the "
             "program"
         ) from None
-    if not 1 <= own <= size or isinstance(k, bool):
+    if not 1 <= number <= size or isinstance(k, bool):
         raise ValueError(
             f"{op}: k must be from 1 up to the vocabulary, {size}, got {k=}; take fewer"
         )
-    return own
+    return number
 
 
 def _top_k(how: How, k: int, x, w, bias) -> tuple[jax.Array, jax.Array]:
     chunks = lg.num_token_chunks(
         how, len(x), max(_LEAST_COLUMNS, k), wide_dtype(x.dtype), _CHUNK_BYTES
     )
-    own = min(k, how.size(w))
-    found = lg.by_tokens(lambda x: _of_chunk(how, own, x, w, bias), chunks, x)
+    local_k = min(k, how.size(w))
+    found = lg.by_tokens(lambda x: _of_chunk(how, local_k, x, w, bias), chunks, x)
     return tuple(found if how.axis_name is None else _of_devices(how, k, w, *found))
 
 
@@ -142,12 +142,12 @@ def _of_devices(how: How, k: int, w, values, indices) -> list[jax.Array]:
     """Merge the largest logits of all devices that share the vocabulary."""
     place = lax.axis_index(how.axis_name)
 
-    def together(own, nothing):
+    def together(local, nothing):
         # In the order of the devices, so that lower indices come first.
-        everyone = jnp.full((how.devices, *own.shape), nothing, own.dtype)
-        everyone, _ = same_varying(everyone, own)
-        found = how.total(lax.dynamic_update_index_in_dim(everyone, own, place, 0))
-        return jnp.moveaxis(found, 0, 1).reshape(len(own), how.devices * own.shape[1])
+        everyone = jnp.full((how.devices, *local.shape), nothing, local.dtype)
+        everyone, _ = same_varying(everyone, local)
+        found = how.total(lax.dynamic_update_index_in_dim(everyone, local, place, 0))
+        return jnp.moveaxis(found, 0, 1).reshape(len(local), how.devices * local.shape[1])
 
     # Adding -0.0 changes no value, not even the sign of a zero.
     values = together(values, -0.0)

@@ -124,8 +124,8 @@ def _ranks(eqn: core.JaxprEqn) -> tuple[int, int, int]:
     """Return the numbers of batch dimensions, left free and right free dimensions of the result."""
     contract, batch = eqn.params["dimension_numbers"]
     free = [
-        x.aval.ndim - len(own) - len(shared)
-        for x, own, shared in zip(eqn.invars, contract, batch, strict=True)
+        x.aval.ndim - len(contracted) - len(batched)
+        for x, contracted, batched in zip(eqn.invars, contract, batch, strict=True)
     ]
     return len(batch[0]), *free
 

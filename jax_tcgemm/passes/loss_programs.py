@@ -241,10 +241,10 @@ class _Loss:
 
     def _varying_as(self, x: core.Var, value: core.Var) -> core.Var:
         """A variable that varies over the mesh axes of a shard_map over which another one does."""
-        wanted, own = varying_axes(x.aval), varying_axes(value.aval)
-        if own - wanted:
+        wanted, axes_of_value = varying_axes(x.aval), varying_axes(value.aval)
+        if axes_of_value - wanted:
             raise NotALossError("what is computed of it must vary as its logits do")
-        axes = tuple(wanted - own)
+        axes = tuple(wanted - axes_of_value)
         if not axes:
             return value
         return self._emitted(lambda v: (lax.pcast(v, axes, to="varying"),), value)[0]
@@ -268,13 +268,13 @@ class _Loss:
         for x, result in zip(jaxpr.outvars, results or (), strict=False):
             if varying_axes(x.aval) != varying_axes(result.aval):
                 raise NotALossError("labels and what gradients are of must vary as its logits do")
-        own = dict(zip(jaxpr.invars, operands, strict=True))
+        written = dict(zip(jaxpr.invars, operands, strict=True))
         given = dict(zip(jaxpr.outvars, results or (), strict=False))
         for eqn in jaxpr.eqns:
-            own |= {x: given.get(x) or new_variable(x) for x in eqn.outvars}
-            invars = [x if isinstance(x, core.Literal) else own[x] for x in eqn.invars]
-            self._keep(eqn.replace(invars=invars, outvars=[own[x] for x in eqn.outvars]))
-        return [own[x] for x in jaxpr.outvars]
+            written |= {x: given.get(x) or new_variable(x) for x in eqn.outvars}
+            invars = [x if isinstance(x, core.Literal) else written[x] for x in eqn.invars]
+            self._keep(eqn.replace(invars=invars, outvars=[written[x] for x in eqn.outvars]))
+        return [written[x] for x in jaxpr.outvars]
 
     # --- what equations make ----------------------------------------------------------------------
 

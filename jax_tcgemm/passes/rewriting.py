@@ -184,8 +184,8 @@ def notes(equations: Sequence[core.JaxprEqn], results) -> dict[int, str]:
     computes a loss without storing its logits.
     """
     losses = {number: note for number, eqn in enumerate(equations) if (note := loss_note(eqn))}
-    options = {number: own for number, eqn in enumerate(equations) if (own := options_of(eqn))}
-    if not any(own.is_accelerated for own in options.values()):
+    options = {number: x for number, eqn in enumerate(equations) if (x := options_of(eqn))}
+    if not any(x.is_accelerated for x in options.values()):
         return losses
 
     def is_alone(eqn: core.JaxprEqn) -> bool:
@@ -197,9 +197,9 @@ def notes(equations: Sequence[core.JaxprEqn], results) -> dict[int, str]:
         if reason.eqn is not None and reason.eqn.primitive is epilogue_product_p:
             reason = "what follows is part of another product's epilogue"
         found[number] = f"no epilogue: {reason}"
-    for number, own in options.items():
-        if own.diagnostics:
-            said = (*map(str, own.diagnostics), found.get(number))
+    for number, call_options in options.items():
+        if call_options.diagnostics:
+            said = (*map(str, call_options.diagnostics), found.get(number))
             found[number] = "; ".join(filter(None, said))
     return found
 

@@ -222,11 +222,16 @@ def bitsandbytes_state(quant_type: str) -> Array:
 def qwix(ndim: int) -> tuple[Array, ...]:
     """The fields of Qwix's arrays of a number of dimensions."""
     columns = ("n",) if ndim <= 2 else tuple(f"n{i}" for i in range(1, ndim))
-    own = tuple(map(OneOr, columns))
+    scale_columns = tuple(map(OneOr, columns))
     return (
         Array("qvalue", Kind.NARROW, (("k", *columns),)),
-        Array("scale", Kind.FLOATS, ((_GROUPS, *own),)),
-        Array("zero_point", Kind.INTEGERS_AND_NARROW, ((OneOr("groups"), *own),), is_optional=True),
+        Array("scale", Kind.FLOATS, ((_GROUPS, *scale_columns),)),
+        Array(
+            "zero_point",
+            Kind.INTEGERS_AND_NARROW,
+            ((OneOr("groups"), *scale_columns),),
+            is_optional=True,
+        ),
     )
 
 
@@ -324,7 +329,7 @@ def read(
                 f"{x.dtype.name}; is it of another format?"
             )
         bound = (_bound(dims, x.shape, sizes) for dims in array.shapes)
-        known = next((own for own in bound if own is not None), None)
+        known = next((x for x in bound if x is not None), None)
         if known is None:
             raise ValueError(
                 f"{op}: {name} must be of shape {_described(array.shapes, sizes)}, got {name}."

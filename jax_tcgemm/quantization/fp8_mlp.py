@@ -251,8 +251,8 @@ def _backward(spec: _Spec, kept, cotangent):
     z_bar = spec.run(rows, down_columns, function, saved)
     of_x, of_up, of_down, of_residual = spec.operands
     x_sharding, up_sharding, down_sharding, residual_sharding = spec.shardings
-    own = x_sharding, shardings.without(up_sharding, 1)
-    how = How(spec.precision, spec.dtype, (of_x, of_up), (False, True), shardings=own)
+    operand_shardings = x_sharding, shardings.without(up_sharding, 1)
+    how = How(spec.precision, spec.dtype, (of_x, of_up), (False, True), shardings=operand_shardings)
     down_bar = product_of_rows(h_columns, columns, how, of_down, down_sharding)
     z_bar = resharded(z_bar, shardings.whole(z_bar, (1, 2)))
     z_bar = of_gradients(

@@ -99,8 +99,8 @@ class Division:
         names, shapes = self.operands + self.results, [*operand_shapes, *result_shapes]
         extents = {
             name: extent
-            for own, shape in zip(names, shapes, strict=True)
-            for name, extent in zip(own, shape, strict=True)
+            for dims, shape in zip(names, shapes, strict=True)
+            for name, extent in zip(dims, shape, strict=True)
         }
         return lay_out(self, extents, operand_specs, result_specs, axis_sizes)
 
@@ -371,11 +371,11 @@ def resharded(x, sharding: NamedSharding | None):
     """`x` sharded over explicit mesh axes as `sharding` says; None leaves it as it is."""
     if sharding is None:
         return x
-    own, wanted = (
+    given, wanted = (
         (canonical_spec(spec, x.ndim), spec.unreduced, spec.reduced)
         for spec in (jax.typeof(x).sharding.spec, sharding.spec)
     )
-    return x if own == wanted else jax.sharding.reshard(x, sharding)
+    return x if given == wanted else jax.sharding.reshard(x, sharding)
 
 
 def _lower_automatic(ctx, operands, division):

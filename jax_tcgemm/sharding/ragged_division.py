@@ -67,41 +67,41 @@ def names_of(operands: dict, form: str = "rows", rhs_transposed: bool = False):
     ragged, gather = ("k" if is_contraction else "m"), "gather" in operands
     # Rows that are gathered may be anywhere in lhs, so every device needs all.
     rows = "source" if gather else ragged
-    own = {
+    dims_of = {
         "lhs": (rows, "m" if is_contraction else "k"),
         "group_sizes": ("sizes",),
         "group_offset": ("one",),
         "gather": (ragged,),
     }
     of_blocks = _names_of_blocks(operands, num_batch)
-    own |= {name: names for name, (names, _) in of_blocks.items()}
+    dims_of |= {name: names for name, (names, _) in of_blocks.items()}
     if is_contraction:
-        own["rhs"], result = ("k", "n"), ("g", "m", "n")
+        dims_of["rhs"], result = ("k", "n"), ("g", "m", "n")
     else:
         gate = _gate_dimension(operands, num_batch)
         matrix = ("n", "k") if rhs_transposed else ("k", *gate, "n")
-        own["rhs"], result = ("g", *matrix), ("m", "n")
+        dims_of["rhs"], result = ("g", *matrix), ("m", "n")
     batch = tuple(f"b{i}" for i in range(num_batch))
     extents = np.broadcast_shapes(*(aval.shape[:num_batch] for aval in operands.values()))
     names, broadcast = [], []
     for operand, aval in operands.items():
         # A batch dimension of size 1 that stands for a larger one has a name of its own.
-        own_batch = [
+        batch_names = [
             name if aval.shape[i] == extents[i] else f"{name}_{operand}"
             for i, name in enumerate(batch)
         ]
-        broadcast += [name for name in own_batch if name not in batch]
-        names.append((*own_batch, *own[operand]))
+        broadcast += [name for name in batch_names if name not in batch]
+        names.append((*batch_names, *dims_of[operand]))
     whole = ["sizes", "one", "source", "gate", *broadcast]
     whole += [name for _, names in of_blocks.values() for name in names]
-    whole = tuple(name for name in whole if any(name in own for own in names))
+    whole = tuple(name for name in whole if any(name in dims for dims in names))
     return tuple(names), (*batch, *result), whole
 
 
 def _names_of_blocks(operands: dict, num_batch: int) -> dict:
-    """Dimensions of scales of blocks by name, and those that are whole where there are such.
+    """Return the dimensions of each operand of block scales, and the dimensions that stay whole.
 
-    Tokens, or columns of a matrix, may be divided where each has scales of its own.
+    Tokens, and columns of a matrix, may be sharded if each of them has its own scales.
     """
     if "lhs_scales" not in operands:
         return {}

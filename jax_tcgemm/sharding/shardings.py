@@ -62,7 +62,9 @@ def whole(x, axes: Sequence[int]) -> NamedSharding | None:
     if (sharding := explicit(x)) is None:
         return None
     entries = _entries(sharding, x.ndim)
-    return _with_entries(sharding, [None if i in axes else own for i, own in enumerate(entries)])
+    return _with_entries(
+        sharding, [None if i in axes else entry for i, entry in enumerate(entries)]
+    )
 
 
 def merged(out_sharding: NamedSharding | None, counts: Sequence[int]) -> NamedSharding | None:
@@ -95,11 +97,11 @@ def following(
     Returns:
       The sharding; None without explicit mesh axes, where XLA decides.
     """
-    own = [jax.typeof(x).sharding for x in operands]
-    mesh = next((sharding.mesh for sharding in own if not sharding.mesh.empty), None)
+    given = [jax.typeof(x).sharding for x in operands]
+    mesh = next((sharding.mesh for sharding in given if not sharding.mesh.empty), None)
     if mesh is None or AxisType.Explicit not in mesh.axis_types:
         return None
-    specs = [canonical_spec(s.spec, x.ndim) for s, x in zip(own, operands, strict=True)]
+    specs = [canonical_spec(s.spec, x.ndim) for s, x in zip(given, operands, strict=True)]
     entries, used = [], set()
     for name in result:
         found = [
