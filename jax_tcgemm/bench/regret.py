@@ -74,7 +74,7 @@ def _gelu(x):
     return jax.nn.gelu(x, approximate=True)
 
 
-# Of the sums, and of a row and a matrix as far as the name says.
+# Epilogues of the accumulator, and of the operands that the tuple names: a row, a matrix.
 EPILOGUES: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "bias": (lambda acc, bias: acc + bias, ("n",)),
     "gelu": (lambda acc, bias: _gelu(acc + bias), ("n",)),

@@ -554,8 +554,8 @@ def _waiting_us(p: Problem, x: _Configs, c: Calibration) -> np.ndarray:
 
 def _memory_us(p: Problem, x: _Configs, c: Calibration, walk: _Walk) -> np.ndarray:
     """Estimate the time of one launch's HBM traffic."""
-    sums = max(p.batch, 1) * p.m * p.n * p.num_b
-    stored = np.where(walk.is_summed, sums / walk.launches * 4, _other_bytes(p))
+    accumulators = max(p.batch, 1) * p.m * p.n * p.num_b
+    stored = np.where(walk.is_summed, accumulators / walk.launches * 4, _other_bytes(p))
     # Segments of rows of D: as wide as a tile, or with swap_ab as the 64 rows of an instruction.
     pieces = max(p.batch, 1) * p.m * np.ceil(p.n / np.where(x.swapped, 64, x.tile_n))
     stored = stored + walk.is_unaligned(p) * pieces * c.unaligned_piece_bytes

@@ -33,8 +33,8 @@ from jax_tcgemm.system.jax_internals import mlir
 from jax_tcgemm.system.routing import routing
 
 
-def _unchanged(sums, *_):
-    return sums
+def _unchanged(accumulators, *_):
+    return accumulators
 
 
 @contextlib.contextmanager
@@ -62,8 +62,8 @@ class Division:
       product: function from shards of the operands to a tuple of addends, which are summed over
         devices; None where it is `call`.
       addends: the names of the addends' dimensions; None where they are the results'.
-      finish: function from the sums, and the operands in `epilogue`, to the results: the epilogue
-        that must follow the sum over devices.
+      finish: epilogue, which must follow the sum over devices: function from the summed
+        accumulators, and the operands in `epilogue`, to the results.
       epilogue: positions of the operands of `finish`; the other operands are those of `product`.
       whole: names of dimensions that are never sharded; these are not contracted.
       even: names of dimensions that are sharded only into equal shards. Shards of other dimensions
@@ -127,11 +127,11 @@ class Division:
         else:
             factors = [x for i, x in enumerate(shards) if i not in self.epilogue]
             addends = (self.product or call)(*factors)
-            sums = tuple(
+            accumulators = tuple(
                 layout.reduce(x, names)
                 for x, names in zip(addends, self.addends or self.results, strict=True)
             )
-            results = self.finish(sums, *(shards[i] for i in self.epilogue))
+            results = self.finish(accumulators, *(shards[i] for i in self.epilogue))
         return tuple(
             layout.sum_over(x, set(layout.extents) - set(names) - set(self.contracted))
             for x, names in zip(results, self.results, strict=True)
