@@ -19,11 +19,11 @@ from jax_tcgemm.sharding.partitioning import Division
 
 
 def division_of(bind, operands: dict, params) -> Division:
-    """The division of one call.
+    """Return the sharding rules of one call.
 
     Args:
-      bind: the function that binds the primitive, by the names of `operands`.
-      operands: types by name, in order: lhs, rhs, group_sizes, group_offset and what else there is.
+      bind: function that binds the primitive, with operands as keyword arguments.
+      operands: types by name, in order: lhs, rhs, group_sizes, group_offset and optional operands.
       params: the primitive's parameters.
     """
     form, ragged = params["form"], "k" if params["form"] == "contraction" else "m"
@@ -55,12 +55,12 @@ def division_of(bind, operands: dict, params) -> Division:
 
 
 def names_of(operands: dict, form: str = "rows", rhs_transposed: bool = False):
-    """The names of the dimensions of each operand and of the result, and those that are whole.
+    """Return the names of dimensions of the operands and the result, and those never sharded.
 
     Args:
-      operands: types by name, as of `division_of`.
-      form: as of the primitive, as is `rhs_transposed`.
-      rhs_transposed: ...
+      operands: types by name, as for `division_of`.
+      form: parameter of the primitive.
+      rhs_transposed: parameter of the primitive.
     """
     num_batch = operands["group_sizes"].ndim - 1
     is_contraction = form == "contraction"
@@ -85,7 +85,7 @@ def names_of(operands: dict, form: str = "rows", rhs_transposed: bool = False):
     extents = np.broadcast_shapes(*(aval.shape[:num_batch] for aval in operands.values()))
     names, broadcast = [], []
     for operand, aval in operands.items():
-        # A batch dimension of size 1 that stands for a larger one has a name of its own.
+        # A batch dimension of size 1 that broadcasts has a separate name.
         batch_names = [
             name if aval.shape[i] == extents[i] else f"{name}_{operand}"
             for i, name in enumerate(batch)
@@ -120,7 +120,7 @@ def _names_of_blocks(operands: dict, num_batch: int) -> dict:
 
 
 def result_spec(lhs, rhs, params, ndim: int) -> PartitionSpec:
-    """How the result is sharded over explicit mesh axes: like the dimensions it has of operands."""
+    """Return the spec of a result over explicit mesh axes, with m and n sharded as in operands."""
     is_contraction = params["form"] == "contraction"
     n_axis = -2 if params["rhs_transposed"] and not is_contraction else -1
     m = lhs.sharding.spec.partitions[-1 if is_contraction else -2]
@@ -131,9 +131,9 @@ def result_spec(lhs, rhs, params, ndim: int) -> PartitionSpec:
 
 
 def groups_here(layout: Layout, ragged: str, sizes, offset) -> tuple[jax.Array, jax.Array]:
-    """Sizes and offset of the groups as this device has them, `ragged` being their rows."""
+    """Return this device's group sizes and offset; `ragged` names the dimension of the rows."""
     sizes = _sizes_here(layout, ragged, sizes)
-    # Groups count from the end nearest to an offset that is out of range, on every device.
+    # An offset out of range is clipped, on every device.
     return sizes, jnp.clip(offset, 0, sizes.shape[-1]) + layout.start("g")
 
 
@@ -152,8 +152,8 @@ def _sizes_here(layout: Layout, ragged: str, sizes):
 
 
 def ends_of_groups(sizes, num_rows: int) -> jax.Array:
-    """Where the rows of each group end, of so many rows in all; int32."""
-    # Sizes may say more than there are rows, so sums stop there; unsigned ones cannot overflow.
+    """Return the end of each group among `num_rows` rows, as int32."""
+    # Group sizes may add up to more rows than exist, so sums are clipped; uint32 does not overflow.
     rows = jnp.clip(sizes, 0, num_rows).astype(np.uint32)
     add = functools.partial(_add_up_to, jnp.asarray(num_rows).astype(np.uint32))
     return lax.associative_scan(add, rows, axis=rows.ndim - 1).astype(np.int32)
