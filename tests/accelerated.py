@@ -71,8 +71,8 @@ def check_every_product(f, *args):
 
 
 def kinds(calls):
-    """Of calls with an epilogue "one" product, "two" of one operand, or "halves" of one."""
+    """Return for each call with an epilogue "one" product, "two" products, or "stacked" for one."""
     return [
-        "two" if own.num_rhs == 2 else "one" if own.pair is None else "halves"
+        "two" if own.num_rhs == 2 else "one" if own.pair is None else "stacked"
         for own in (eqn.params["encoding"] for eqn in calls)
     ]

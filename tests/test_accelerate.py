@@ -458,7 +458,7 @@ _UNARY = (
 _BINARY = (jnp.add, jnp.multiply, jnp.maximum, lambda x, y: x - 0.5 * y)
 
 
-_KINDS = ["product", "gate", "halves", "unary", "binary", "norm", "reduction", "transpose"]
+_KINDS = ["product", "gate", "stacked", "unary", "binary", "norm", "reduction", "transpose"]
 
 
 @st.composite
@@ -482,7 +482,7 @@ def run_program(steps, results, x, y):
             made = (a @ b) / 4
         elif kind == "gate":
             made = _BINARY[which % 4](_UNARY[which](a @ b / 4), a @ (b - a) / 4)
-        elif kind == "halves":
+        elif kind == "stacked":
             gate, up = jnp.split(a @ jnp.concatenate([b, a.T], 1) / 4 + y[0, 0], 2, -1)
             made = _BINARY[which % 4](_UNARY[which](gate), up)
         elif kind == "reduction":

@@ -1,4 +1,4 @@
-"""`accelerate` of gated layers: two products of one operand, or halves of one, as one call."""
+"""`accelerate` of gated layers: two products of one operand, or a stacked product, as one call."""
 
 import re
 
@@ -140,23 +140,26 @@ MODULES = {
     "nnx SwiGLU with biases": (lambda: of_nnx(lambda rngs: NnxSwiGLU(rngs, use_bias=True)), "two"),
     "nnx SwiGLU bfloat16": (lambda: of_nnx(lambda rngs: NnxSwiGLU(rngs, jnp.bfloat16)), "two"),
     "linen GeGLU": (lambda: of_linen(LinenGeGLU), "two"),
-    "linen DenseGeneral": (lambda: of_linen(LinenPacked), "halves"),
-    "linen stacked": (lambda: of_linen(LinenStacked), "halves"),
-    "linen unstacked": (lambda: of_linen(LinenUnstacked), "halves"),
-    "linen glu": (lambda: of_linen(LinenGLU), "halves"),
+    "linen DenseGeneral": (lambda: of_linen(LinenPacked), "stacked"),
+    "linen stacked": (lambda: of_linen(LinenStacked), "stacked"),
+    "linen unstacked": (lambda: of_linen(LinenUnstacked), "stacked"),
+    "linen glu": (lambda: of_linen(LinenGLU), "stacked"),
     "equinox SwiGLU with biases": (lambda: of_equinox(EquinoxSwiGLU(True), num_maps=2), "two"),
     "equinox SwiGLU": (lambda: of_equinox(EquinoxSwiGLU(False), num_maps=2), "two"),
-    "equinox stacked with biases": (lambda: of_equinox(EquinoxStacked(True), num_maps=2), "halves"),
-    "equinox stacked": (lambda: of_equinox(EquinoxStacked(False), num_maps=2), "halves"),
+    "equinox stacked with biases": (
+        lambda: of_equinox(EquinoxStacked(True), num_maps=2),
+        "stacked",
+    ),
+    "equinox stacked": (lambda: of_equinox(EquinoxStacked(False), num_maps=2), "stacked"),
     "equinox alternating with biases": (
         lambda: of_equinox(EquinoxStacked(True, alternates=True), num_maps=2),
-        "halves",
+        "stacked",
     ),
     "equinox alternating": (
         lambda: of_equinox(EquinoxStacked(False, alternates=True), num_maps=2),
-        "halves",
+        "stacked",
     ),
-    "haiku stacked": (lambda: of_haiku(lambda: haiku_stacked), "halves"),
+    "haiku stacked": (lambda: of_haiku(lambda: haiku_stacked), "stacked"),
     "haiku two": (lambda: of_haiku(lambda: haiku_two), "two"),
 }
 
@@ -179,30 +182,29 @@ def test_modules(name):
     first, *rest = groups(step, parameters, X)
     assert kinds([first]) == [kind]
     assert [x.aval.shape for x in first.outvars] == [(2, 6, N)] * 3
-    # Both derivatives are part of the product that they come from, whose operands are the gate and
-    # what it gates: as two results, or side by side where halves are so. Where these alternate, or
-    # are the first dimension of a result, XLA's loop puts them together.
-    are_apart = name not in ("linen unstacked", *(x for x in MODULES if "alternating" in x))
+    # The derivatives of gate and up are results of the call of the product before, which reads gate
+    # and up: two results, or one concatenated result if gate and up are column blocks. If gate and
+    # up are interleaved, or the first dimension of a result, an XLA loop concatenates them.
+    are_fused = name not in ("linen unstacked", *(x for x in MODULES if "alternating" in x))
     backward = [eqn for eqn in rest if len(eqn.invars) == 4]
     sizes = [[x.aval.size for x in eqn.outvars if x.aval.size > N] for eqn in backward]
-    assert [(len(eqn.invars), own) for eqn, own in zip(backward, sizes, strict=True)] == (
-        [(4, [12 * N] * 2 if kind == "two" else [24 * N])] * are_apart
+    assert [(len(eqn.invars), found) for eqn, found in zip(backward, sizes, strict=True)] == (
+        [(4, [12 * N] * 2 if kind == "two" else [24 * N])] * are_fused
     )
-    assert _put_together(step, parameters, X) == (not are_apart)
-    # Those of biases are sums of these.
+    assert _concatenates(step, parameters, X) == (not are_fused)
+    # The derivatives of biases are sums of the derivatives of gate and up.
     sums = [x.aval.shape for eqn in backward for x in eqn.outvars if x.aval.size <= N]
     has_biases = "bias" in name or name in ("linen DenseGeneral", "linen glu", "haiku stacked")
-    assert sums == [(N,)] * (2 if has_biases and are_apart else 0)
+    assert sums == [(N,)] * (2 if has_biases and are_fused else 0)
 
 
-def _put_together(f, *args):
-    """Whether a loop of XLA's puts arrays side by side, or between each other."""
-    found = [eqn for eqn in equations(f, *args) if eqn.primitive.name in ("pad", *JOINED)]
+def _concatenates(f, *args):
+    """Return whether XLA concatenates or interleaves arrays of the size of a gate."""
+    found = [eqn for eqn in equations(f, *args) if eqn.primitive.name in ("pad", *CONCATENATIONS)]
     return any(x.aval.size > 2 * N for eqn in found for x in eqn.outvars)
 
 
-# What puts arrays together.
-JOINED = ("concatenate", "stack")
+CONCATENATIONS = ("concatenate", "stack")
 
 
 def scanned(weights, x):
@@ -273,8 +275,8 @@ def test_a_product_that_others_need_is_one_more_result():
     check(f, *ARGS)
 
 
-def test_a_product_of_what_the_other_one_gives_stays_apart():
-    """Though both are of one operand, and something joins them."""
+def test_a_product_that_depends_on_the_other_is_not_fused_with_it():
+    """Although both read one operand, and one equation reads both."""
 
     def f(x, y):
         first = y @ x / 4
@@ -286,7 +288,7 @@ def test_a_product_of_what_the_other_one_gives_stays_apart():
     assert "two" not in kinds(groups(f, x, y))
 
 
-def test_products_that_nothing_joins_stay_apart():
+def test_products_without_a_common_reader_are_not_fused():
     def f(x, w, v):
         return jnp.sin(x @ w), jnp.cos(x @ v)
 
@@ -314,14 +316,14 @@ def rows(x, w, v):
     return jax.nn.silu(jnp.einsum("mk,kn->nm", x, w)) * jnp.einsum("mk,kn->nm", x, v)
 
 
-# Of the gate that `rows` is, whose weights are rows of it, what may lie the other way round.
-TURNED = {
+# Functions of `rows`, whose weights are rows of the result, for which it can be transposed.
+TRANSPOSED = {
     "a factor": lambda h, w: w @ h,
     "a factor, and sums": lambda h, w: (w @ h, jnp.sum(h, 0), jnp.sum(h)),
     "put together": lambda h, w: jnp.concatenate([w, w], 1) @ jnp.concatenate([h, -h]),
     "padded and cut": lambda h, w: (w @ lax.pad(h, 1.0, ((2, 4, 0), (0, 0, 0)))[1 : N + 1]).T,
 }
-# And what may not, since it would have to be moved.
+# Functions for which it cannot, since data would move.
 KEPT = {
     "a result": lambda h, w: h,
     "scanned": lambda h, w: w @ jnp.cumsum(h, 0),
@@ -332,15 +334,15 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("then", [*TURNED, *KEPT])
-def test_gates_of_rows_are_turned_around_where_nothing_is_moved(then):
-    """A kernel has gate and up as columns."""
+@pytest.mark.parametrize("then", [*TRANSPOSED, *KEPT])
+def test_gates_of_rows_are_transposed_where_no_data_moves(then):
+    """Kernels compute gate and up as columns."""
 
     def f(x, w, v):
-        return (TURNED | KEPT)[then](rows(x, w, v), w)
+        return (TRANSPOSED | KEPT)[then](rows(x, w, v), w)
 
     found = equations(f, *ARGS)
-    assert ("two" in kinds(groups(f, *ARGS))) == (then in TURNED)
+    assert ("two" in kinds(groups(f, *ARGS))) == (then in TRANSPOSED)
     assert "transpose" not in [eqn.primitive.name for eqn in found]
     step = jax.value_and_grad(lambda *x: sum(map(jnp.sum, jax.tree.leaves(f(*x)))), (0, 1, 2))
     for g in (f, step):
@@ -348,8 +350,8 @@ def test_gates_of_rows_are_turned_around_where_nothing_is_moved(then):
         check_every_product(g, *ARGS)
 
 
-def test_what_goes_with_both_kinds_of_gates_is_turned_around_once():
-    """The results of one are read as they lie by the other's function."""
+def test_arrays_of_both_kinds_of_gates_are_transposed_once():
+    """The epilogue of one reads the results of the other without a transposition."""
 
     def f(x, w, v):
         return w @ (rows(x, w, v) * gated(x, w, v).T)
@@ -410,20 +412,20 @@ def test_transformations_of_gates():
 STACKED = normal(M, K), normal(K, 2 * N, seed=2), normal(2 * N, seed=3)
 
 
-def half_of_it(x, w, bias):
+def swiglu(x, w, bias):
     h = x @ w + bias
     return jax.nn.silu(h[:, :N]) * h[:, N:]
 
 
-def test_what_comes_before_halves_is_done_to_each():
+def test_equations_before_the_split_are_applied_to_gate_and_up():
     def capped(x, w, bias):
         h = 5 * jnp.tanh((x @ w) / 5) + bias
         gate, up = jnp.split(h, 2, -1)
         return jax.nn.gelu(gate) * up
 
-    for f in (half_of_it, capped):
+    for f in (swiglu, capped):
         (eqn,) = groups(f, *STACKED)
-        assert kinds([eqn]) == ["halves"]
+        assert kinds([eqn]) == ["stacked"]
         # The weights as they are, in another shape; and all of the bias.
         assert [x.aval.shape for x in eqn.invars] == [(M, K), (K, 2, N), (2 * N,)]
         check(f, *STACKED)
@@ -431,19 +433,19 @@ def test_what_comes_before_halves_is_done_to_each():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_roundings_before_halves_stay(dtype):
+def test_roundings_before_the_split_stay(dtype):
     """Of sums that are exact in any order nothing but roundings is left to differ."""
     rng = np.random.default_rng()
     args = [
         jnp.asarray(rng.integers(-8, 9, shape) / 8, dtype)
         for shape in ((M, K), (K, 2 * N), (2 * N,))
     ]
-    check(lambda x, w, b: half_of_it(x, w, b) + 1, *args, exact=True)
-    (eqn,) = groups(half_of_it, *args, wide=True)
+    check(lambda x, w, b: swiglu(x, w, b) + 1, *args, exact=True)
+    (eqn,) = groups(swiglu, *args, wide=True)
     assert eqn.params["options"].diagnostics == (RoundingsRemoved(6),)
     x, w, b = (np.asarray(y, "f8") for y in args)
     gate, up = np.split(x @ w + b, 2, -1)
-    got = jax_tcgemm.accelerate(half_of_it, wide=True)(*args)
+    got = jax_tcgemm.accelerate(swiglu, wide=True)(*args)
     epsilon = float(jnp.finfo(dtype).eps)
     exact = gate / (1 + np.exp(-gate)) * up
     np.testing.assert_allclose(np.asarray(got, "f8"), exact, rtol=epsilon, atol=1e-6)
@@ -463,8 +465,8 @@ BACKWARD = {
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("both", BACKWARD)
 @pytest.mark.parametrize("how", TAKEN)
-def test_derivatives_of_halves_are_one_result(how, both, dtype):
-    """The call writes them where products read them; a loop of XLA's puts them together itself."""
+def test_derivatives_of_gate_and_up_are_one_result(how, both, dtype):
+    """The call writes both derivatives into one array; an XLA loop concatenates them itself."""
 
     def loss(x, w, bias, down):
         gate, up = TAKEN[how](BACKWARD[both](x, w, bias))
@@ -474,13 +476,13 @@ def test_derivatives_of_halves_are_one_result(how, both, dtype):
     step = jax.value_and_grad(loss, (0, 1, 2, 3))
     check(step, *args, tolerance=1e-4 if dtype == "float32" else 2**-5)
     check_every_product(step, *args)
-    assert _put_together(step, *args) == (both == "what XLA does to both")
+    assert _concatenates(step, *args) == (both == "what XLA does to both")
 
 
-def test_columns_that_alternate():
-    """A call has them where each is a stretch of memory, in weights or in their transposition."""
+def test_interleaved_columns():
+    """One call computes both if each column is contiguous in the weights or their transpose."""
 
-    def alternating(x, w, bias):
+    def interleaved(x, w, bias):
         h = 5 * jnp.tanh((x @ w.T) / 5) + bias
         return jax.nn.silu(h[:, ::2]) * h[:, 1 : 2 * N : 2]
 
@@ -488,27 +490,27 @@ def test_columns_that_alternate():
         h = jnp.einsum("bmk,bnck->bmnc", x, w)
         return jax.nn.silu(h[..., 0]) * h[..., 1]
 
-    def inner_halves(x, w):
+    def inner_split(x, w):
         gate, up = jnp.split(jnp.einsum("bmk,bnck->bmnc", x, w), 2, -1)
         return jax.nn.silu(gate) * up
 
     x, w, bias = STACKED
-    (eqn,) = groups(alternating, x, w.T, bias)
+    (eqn,) = groups(interleaved, x, w.T, bias)
     assert [v.aval.shape for v in eqn.invars] == [(M, K), (N, 2, K), (2 * N,)]
     batches = normal(3, M, K), normal(3, N, 2, K, seed=1)
-    for f, args in ((alternating, (x, w.T, bias)), (dimension_of_two, batches)):
-        assert kinds(groups(f, *args)) == ["halves"]
+    for f, args in ((interleaved, (x, w.T, bias)), (dimension_of_two, batches)):
+        assert kinds(groups(f, *args)) == ["stacked"]
         which = tuple(range(len(args)))
         step = jax.value_and_grad(lambda *x, f=f: jnp.sum(jnp.sin(f(*x))), which)
         for g in (f, step):
             check(g, *args, tolerance=1e-4)
             check_every_product(g, *args)
     others = normal(3, M, K), normal(3, 2, N, K, seed=1)
-    assert "halves" not in kinds(groups(inner_halves, *others))
-    check(inner_halves, *others)
+    assert "stacked" not in kinds(groups(inner_split, *others))
+    check(inner_split, *others)
 
 
-def test_halves_of_a_batch_whose_rows_and_columns_alternate():
+def test_gate_and_up_of_a_batch_whose_rows_and_columns_alternate():
     def f(x, w):
         gate, up = jnp.einsum("bmpk,bnqk->bmnpq", x, w)
         return jax.nn.silu(gate) * up
@@ -522,7 +524,7 @@ def test_halves_of_a_batch_whose_rows_and_columns_alternate():
     "what",
     ["all of it is needed", "every other column", "unequal parts", "more columns first"],
 )
-def test_what_is_no_half_of_the_columns(what):
+def test_splits_that_are_not_gate_and_up(what):
     def f(x, w, bias):
         h = x @ w + bias
         if what == "all of it is needed":
@@ -537,7 +539,7 @@ def test_what_is_no_half_of_the_columns(what):
 
     check(f, *STACKED)
     check_every_product(f, *STACKED)
-    assert "halves" not in kinds(groups(f, *STACKED))
+    assert "stacked" not in kinds(groups(f, *STACKED))
     report = jax_tcgemm.explain(jax_tcgemm.accelerate(f), *STACKED)
     assert len(report) == 1
 
@@ -562,19 +564,19 @@ def gains(request, fake_cuda, monkeypatch):
 
 LARGE = {
     "two": (gated, (struct(4096, 1024), struct(1024, 2048), struct(1024, 2048))),
-    "halves": (
+    "stacked": (
         lambda x, w, b: (lambda h: jax.nn.silu(h[:, :2048]) * h[:, 2048:])(x @ w + b),
         (struct(4096, 1024), struct(1024, 4096), struct(4096)),
     ),
-    "halves, one after the other": (
+    "stacked, as two arrays": (
         lambda x, w: (lambda h: jax.nn.silu(h[:, 0]) * h[:, 1])(jnp.einsum("mk,cnk->mcn", x, w)),
         (struct(4096, 1024), struct(2, 2048, 1024)),
     ),
-    "halves, alternating": (
+    "stacked, interleaved": (
         lambda x, w, b: (lambda h: jax.nn.silu(h[:, ::2]) * h[:, 1::2])(x @ w.T + b),
         (struct(4096, 1024), struct(4096, 1024), struct(4096)),
     ),
-    "halves of rows": (
+    "stacked, of rows": (
         lambda x, w: (lambda h: jax.nn.silu(h[:, 0]) * h[:, 1])(jnp.einsum("mk,ckn->mcn", x, w)),
         (struct(4096, 1024), struct(2, 1024, 2048)),
     ),
@@ -584,7 +586,7 @@ LARGE = {
 @pytest.mark.parametrize("kind", LARGE)
 def test_one_call_where_that_should_gain_else_the_parts(kind, gains):
     f, args = LARGE[kind]
-    assert kinds(groups(f, *args)) == [kind.partition(",")[0].partition(" of")[0]]
+    assert kinds(groups(f, *args)) == [kind.partition(",")[0]]
     report = jax_tcgemm.explain(jax_tcgemm.accelerate(f), *args, platform="cuda")
     text = (
         jax.jit(jax_tcgemm.accelerate(f)).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
@@ -610,8 +612,8 @@ def test_one_call_where_that_should_gain_else_the_parts(kind, gains):
         assert "f32" not in text.partition("stablehlo.dot_general")[2].partition("\n")[0]
 
 
-@pytest.mark.parametrize("how", ["halves", "halves, one after the other"])
-def test_derivatives_side_by_side_are_written_by_the_call(how, gains):
+@pytest.mark.parametrize("how", ["stacked", "stacked, as two arrays"])
+def test_the_call_writes_both_derivatives_into_one_array(how, gains):
     f, args = LARGE[how]
     down = struct(2048, 1024)
 

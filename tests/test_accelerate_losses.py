@@ -290,7 +290,7 @@ def test_logits_of_one_sequence(x64):
 def test_tokens_in_another_order_stay(x64):
     x, w, labels = operands(shape=(4, 10))
 
-    def turned(x, w):
+    def transposed(x, w):
         z = jnp.sin(x) @ w
         flat = z.swapaxes(0, 1).reshape(-1, VOCABULARY)
         return jnp.mean(WRITTEN["optax"](flat, labels.reshape(-1)))
@@ -300,7 +300,7 @@ def test_tokens_in_another_order_stay(x64):
         (gradient,) = vjp(1.0)
         return value, gradient.reshape(8, 5, VOCABULARY) @ w.T
 
-    for f in (turned, jax.value_and_grad(turned, (0, 1)), gradient_of_others):
+    for f in (transposed, jax.value_and_grad(transposed, (0, 1)), gradient_of_others):
         check(f, x, w, kinds=[])
 
 

@@ -38,7 +38,7 @@ from written_functions import (
 )
 
 import jax_tcgemm
-from jax_tcgemm.epilogues.reductions import reductions_apart
+from jax_tcgemm.epilogues.reductions import split_off_reductions
 
 # --- values and derivatives ---------------------------------------------------------------------
 
@@ -215,13 +215,13 @@ AXES = {
 def test_two_results_in_one_array():
     x, w = normal(0, M, K), normal(1, K, N)
 
-    def halves(acc):
+    def stacked(acc):
         return jnp.stack([acc, -acc], 1), acc.max(-1)
 
     def f(x, **how):
-        return jax_tcgemm.matmul(x, w, epilogue=halves, **how)
+        return jax_tcgemm.matmul(x, w, epilogue=stacked, **how)
 
-    expected = halves(x @ w)
+    expected = stacked(x @ w)
     for got, wanted in zip(f(x), expected, strict=True):
         assert_near(got, wanted, 1e-5)
     both, largest = jax.vmap(f)(jnp.stack([x, x]))
@@ -331,15 +331,15 @@ def test_only_what_derivatives_need_is_kept():
 
 
 @pytest.mark.parametrize("axis", [1, 2])
-def test_sums_of_halves_of_a_result_are_taken_apart_from_it(axis):
-    """So that XLA adds up what one call has stored, where a kernel would not."""
+def test_sums_of_operands_of_a_stacked_result_are_split_off(axis):
+    """XLA then sums the stored result of the call if no kernel can."""
 
     def function(acc, saved):
         both = jnp.sin(acc) * saved, jnp.cos(acc)
         return [jnp.stack(both, axis), *(x.sum(0) for x in both)]
 
     acc, saved = normal(0, M, N), normal(1, N)
-    elementwise, rest = reductions_apart(jax.make_jaxpr(function)(acc, saved))
+    elementwise, rest = split_off_reductions(jax.make_jaxpr(function)(acc, saved))
     assert [x.shape for x in elementwise.out_avals] == [function(acc, saved)[0].shape]
     got = core.jaxpr_as_fun(rest)(*core.jaxpr_as_fun(elementwise)(acc, saved))
     assert_near(got, function(acc, saved), 1e-6)

@@ -25,7 +25,7 @@ from written_functions import (
 )
 
 import jax_tcgemm
-from jax_tcgemm.epilogues.parts import parts_of
+from jax_tcgemm.epilogues.shard_function import shard_function
 
 
 def layer(acc, scale, residual):
@@ -170,18 +170,18 @@ def test_explain_says_how_explicit_axes_divide_it():
 
 
 @pytest.mark.parametrize("function", [layer, largest, position_bias, column_sums, two_results])
-def test_a_function_of_a_part_is_a_part_of_the_function(function):
+def test_shard_functions_return_shards_of_the_results(function):
     acc = normal(0, 8, 12, dtype="float32")
     operands = [normal(1, 12, dtype="float32"), normal(2, 8, 12, dtype="float32")]
     operands = operands[: function.__code__.co_argcount - 1]
-    parts = parts_of(jax.make_jaxpr(function)(acc, *operands))
-    slices = [slice(None) if dim in parts.whole else slice(2, 4) for dim in range(2)]
+    of_shards = shard_function(jax.make_jaxpr(function)(acc, *operands))
+    slices = [slice(None) if dim in of_shards.whole else slice(2, 4) for dim in range(2)]
 
-    def part(x, dims):
+    def shard(x, dims):
         return x[tuple(slice(None) if dim is None else slices[dim] for dim in dims)]
 
-    got = parts(part(acc, (0, 1)), *map(part, operands, parts.operands))
+    got = of_shards(shard(acc, (0, 1)), *map(shard, operands, of_shards.operands))
     whole = jax.tree.leaves(function(acc, *operands))
-    if function is column_sums:  # The sum of all parts.
+    if function is column_sums:  # The sum over all shards.
         whole[1] = whole[0][slices[0]].sum(0)
-    assert_near(got, list(map(part, whole, parts.results)), 1e-6)
+    assert_near(got, list(map(shard, whole, of_shards.results)), 1e-6)

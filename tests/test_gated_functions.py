@@ -25,7 +25,7 @@ from written_functions import (
 
 import jax_tcgemm
 from jax_tcgemm.device import dense, epilogue
-from jax_tcgemm.epilogues.parts import parts_of
+from jax_tcgemm.epilogues.shard_function import shard_function
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.selection.devices import ASSUMED_GPU
 
@@ -312,7 +312,7 @@ def test_divided_over_devices(x_spec, w_dims, expected, axis_type, function, is_
         got, got_grads = jax.jit(run)(*args), jax.jit(grads(run))(*args)
     assert 'custom_call_target="tcgemm_gemm"' in text
     if function is layer:
-        # Of a pair each product has a sum, which XLA may join.
+        # Each product of a pair needs a collective sum, and XLA may merge the two.
         assert set(found) == set(expected)
     with jax.default_device(jax.devices("cpu")[0]):
         expected_result = jax.device_get(jax.jit(reference)(x, weights, slope))
@@ -321,19 +321,19 @@ def test_divided_over_devices(x_spec, w_dims, expected, axis_type, function, is_
         assert_near(jax.device_get(got_grads), expected_grads, 1e-5)
 
 
-def test_a_function_of_parts_is_a_part_of_the_function():
+def test_shard_functions_of_two_accumulators_return_shards_of_the_results():
     gate, up, bias = (normal(i, *shape) for i, shape in enumerate([(8, 12), (8, 12), (12,)]))
-    parts = parts_of(jax.make_jaxpr(layer)(gate, up, bias), 2)
-    assert not parts.whole
+    of_shards = shard_function(jax.make_jaxpr(layer)(gate, up, bias), 2)
+    assert not of_shards.whole
     rows, columns = slice(2, 4), slice(3, 9)
     slices = (np.asarray(x)[rows, columns] for x in (gate, up))
-    got = parts(*slices, np.asarray(bias)[columns])
+    got = of_shards(*slices, np.asarray(bias)[columns])
     expected = jax.tree.leaves(jax.jit(layer)(gate, up, bias))
     expected = [np.asarray(x)[rows, columns] for x in expected]
     assert_near(got, expected, 1e-6)
     # A dimension that one of the two is reduced along, or shifted, is whole.
-    parts = parts_of(jax.make_jaxpr(lambda gate, up: gate + up.sum(0))(gate, up), 2)
-    assert parts.whole == {0}
+    of_shards = shard_function(jax.make_jaxpr(lambda gate, up: gate + up.sum(0))(gate, up), 2)
+    assert of_shards.whole == {0}
 
 
 # --- the folded problem -------------------------------------------------------------------------

@@ -200,16 +200,16 @@ def _build_workload(workload: Workload, name: str, function: Callable, module: s
     named.__name__ = named.__qualname__ = module
     calls = jax_tcgemm.explain(named, *workload.operands)
 
-    def joined(values):
+    def distinct(values):
         return "+".join(dict.fromkeys(values))
 
     return Contender(
         name,
         asked=name,
         recorded=name in workload.ours,
-        ran=joined(call.implementation for call in calls) or "xla",
+        ran=distinct(call.implementation for call in calls) or "xla",
         forced_config=None,
-        config=joined(call.config for call in calls),
+        config=distinct(call.config for call in calls),
         why="; ".join(dict.fromkeys(call.why for call in calls)),
         module=f"jit_{module}",
         function=jax.jit(named),

@@ -103,7 +103,7 @@ def _workload(suite: str, label: str, of: Grouped) -> Workload:
         },
         peers={name: functools.partial(_step, f) for name, f in peers.items()},
         reference=functools.partial(_reference, of.group_sizes),
-        # Of sums of products of two numbers of 4 bits of mantissa, relative to the largest.
+        # Relative to the largest accumulator, of products of numbers with 4 bits of mantissa.
         tolerance=0.1,
         flops=2 * 3 * 3 * tokens * k * j,
         least_bytes=itemsize * (4 * tokens * k + 2 * 3 * of.used * k * j),

@@ -171,7 +171,7 @@ def _workload(suite, label, dtype, m, n, k, name) -> Workload:
         peers={"xla": expression(wide)},
         parts={"product": lambda x, w, *_: jax_tcgemm.matmul(x, w)},
         reference=expression(functools.partial(jnp.matmul, precision="highest")),
-        # A rounding of the result, one step of integers among 127 of them, and float32 sums.
+        # A rounding of the result, one step of integers among 127, and float32 accumulation.
         tolerance=2 * float(jnp.finfo(element_type).eps) + 1e-4 * math.sqrt(k / 4096),
         flops=2 * m * n * k,
         draw=draw,

@@ -73,7 +73,7 @@ def _workload(suite, label, dtype, shape, sizes, shapes, **fields) -> Workload:
 
 
 def _tolerance(dtype: str, roundings: int) -> float:
-    """So many roundings of the result's dtype, and those of float32 sums."""
+    """Return the error of `roundings` to the result's dtype, and of float32 accumulation."""
     element_type, precision, _ = DTYPES[dtype]
     tf32 = 2.0**-10 if element_type == "float32" and precision == "default" else 0.0
     return roundings * float(jnp.finfo(element_type).eps) + tf32 + 1e-4

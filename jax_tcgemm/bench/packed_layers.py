@@ -122,7 +122,7 @@ def _workload(suite, label, dtype, kind, extents, bits, experts) -> Workload:
         rows = by_expert if experts else None
         return _layer(kind, z, bias, residual_of(residual), rows).astype(x.dtype)
 
-    def apart(x, bias, residual, values, scales, w):
+    def unfused(x, bias, residual, values, scales, w):
         w = packed_of(values, scales)
         how = {"preferred_element_type": jnp.float32}
         if experts:
@@ -161,7 +161,7 @@ def _workload(suite, label, dtype, kind, extents, bits, experts) -> Workload:
         operands=operands,
         ours={"fused": fused},
         peers=peers,
-        parts={} if experts and kind == "gated" else {"apart": apart},
+        parts={} if experts and kind == "gated" else {"apart": unfused},
         reference=exact,
         tolerance=4 * float(jnp.finfo(element_type).eps),
         flops=2 * m * n * len(columns) * k,

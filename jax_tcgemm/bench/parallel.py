@@ -50,7 +50,7 @@ OPTIONS = {
     "_ce": _COPY_ENGINES,
     "_scheduler_ce": _SCHEDULER | _COPY_ENGINES,
 }
-# Largest accepted |result - xla's| / |xla's|, by norm, of 16-bit sums in other orders.
+# Largest accepted |result - xla's| / |xla's|, by norm, of 16-bit addends summed in another order.
 _TOLERANCE = 0.02
 
 

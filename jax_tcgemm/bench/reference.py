@@ -71,8 +71,9 @@ def tolerance(case: Case | Workload) -> float:
 
     A workload says its own. Of a product: one rounding of the result, one of TF32 operands, and
     accumulation that grows with sqrt(K). It is wide enough for any order of summation and far too
-    narrow for a wrong element. Of 8-bit floats whose sums stay in the tensor core, where each 32 of
-    K are added in 13 bits, as many truncations of the largest sum.
+    narrow for a wrong element. With 8-bit floats whose accumulators are not promoted, the tensor
+    core adds every 32 elements of K in 13 bits, and the error is as many truncations of the largest
+    accumulator.
     """
     if isinstance(case, Workload):
         return case.tolerance

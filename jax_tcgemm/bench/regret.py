@@ -74,7 +74,7 @@ def _gelu(x):
     return jax.nn.gelu(x, approximate=True)
 
 
-# Of the sums, and of a row and a matrix as far as the name says.
+# Epilogues of the accumulator, and of the operands that the tuple names: a row, a matrix.
 EPILOGUES: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "bias": (lambda acc, bias: acc + bias, ("n",)),
     "gelu": (lambda acc, bias: _gelu(acc + bias), ("n",)),
@@ -332,7 +332,7 @@ def _prepare(draw: Draw, number: int, device: selection.Device) -> _Prepared:
 
 
 def _time(prepared: Sequence[_Prepared], turns: int, budget_s: float) -> None:
-    """Times the ways that have not been told apart yet, of all problems in one trace."""
+    """Time the ways whose order is not known yet, of all problems in one trace."""
     cache_bytes = timing.cache_bytes()
     timer = "trace" if jax.default_backend() == "gpu" else "wall"
     groups = []

@@ -462,8 +462,8 @@ def _ragged(r: Random) -> Problem:
     sizes = np.diff(np.rint(np.cumsum([0, *shares]) * m)).astype(np.int32)
 
     def reference(x, w, sizes):
-        parts = np.split(x, np.cumsum(sizes)[:-1])
-        return np.concatenate([part @ own for part, own in zip(parts, w, strict=True)])
+        groups = np.split(x, np.cumsum(sizes)[:-1])
+        return np.concatenate([rows @ matrix for rows, matrix in zip(groups, w, strict=True)])
 
     return Problem(
         "",

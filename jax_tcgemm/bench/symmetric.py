@@ -43,7 +43,7 @@ def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
         yield _workload(suite, group.get("name", ""), dtype, kind, shape, batch)
 
 
-def _turned(x):
+def _transposed(x):
     return jnp.swapaxes(x, -1, -2)
 
 
@@ -52,7 +52,7 @@ def _precisely(a, b):
 
 
 def _gram(x):
-    return jnp.matmul(x, _turned(x))
+    return jnp.matmul(x, _transposed(x))
 
 
 def _square(a):
@@ -68,11 +68,11 @@ def iterated(x, product=jnp.matmul):
     norm = jnp.linalg.norm(x.astype(jnp.float32), axis=(-2, -1), keepdims=True)
     x, (a, b, c) = (x / norm).astype(x.dtype), _COEFFICIENTS
     is_tall = x.shape[-2] > x.shape[-1]
-    x = _turned(x) if is_tall else x
+    x = _transposed(x) if is_tall else x
     for _ in range(5):
-        gram = product(x, _turned(x))
+        gram = product(x, _transposed(x))
         x = a * x + product(b * gram + c * product(gram, gram), x)
-    return _turned(x) if is_tall else x
+    return _transposed(x) if is_tall else x
 
 
 def _update(x):
@@ -91,7 +91,7 @@ def _update_in_float32(x):
 
 def _symmetric(key, like):
     x = jax.random.normal(key, like.shape, jnp.float32)
-    return (x + _turned(x)).astype(like.dtype)
+    return (x + _transposed(x)).astype(like.dtype)
 
 
 def _normal(key, like):
@@ -101,9 +101,9 @@ def _normal(key, like):
 # For each kind: our functions, the plain program, its reference, and how operands are drawn.
 _KINDS = {
     "gram": (
-        {"gram": jax_tcgemm.gram, "matmul": lambda x: jax_tcgemm.matmul(x, _turned(x))},
+        {"gram": jax_tcgemm.gram, "matmul": lambda x: jax_tcgemm.matmul(x, _transposed(x))},
         _gram,
-        lambda x: _precisely(x, _turned(x)),
+        lambda x: _precisely(x, _transposed(x)),
         _normal,
     ),
     "square": (

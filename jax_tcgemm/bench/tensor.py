@@ -19,8 +19,8 @@ from jax_tcgemm.inspect.explain import explain
 from jax_tcgemm.selection import IMPLEMENTATIONS_OF
 from jax_tcgemm.tensor.contract import ALGORITHMS
 
-# Of max |result - reference| / max |reference|: one rounding of the result, TF32's products, or
-# float32's sums. A permutation rounds nothing.
+# Bound of max |result - reference| / max |reference|: one rounding of the result, TF32 products, or
+# float32 accumulation. A permutation rounds nothing.
 _TOLERANCE = {"bf16": 1e-2, "f16": 2e-3, "tf32": 2e-3, "f32": 2e-5, "f64": 1e-12}
 
 

@@ -23,7 +23,7 @@ from jax_tcgemm.device.fused import FusibleProduct, Plan, out_dtype_of, unfused
 from jax_tcgemm.device.levels import Levels, placed_function, strides_of
 from jax_tcgemm.device.times_apart import TimesApart, times_apart
 from jax_tcgemm.epilogues import InexpressibleError, emit
-from jax_tcgemm.epilogues.joins import results_apart
+from jax_tcgemm.epilogues.concatenation import split_concatenated_results
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
@@ -40,7 +40,7 @@ class Product(FusibleProduct):
 
     Attributes:
       product: the product itself, in the dtype that it accumulates in.
-      function: of the accumulators and the operands; results may be two arrays, `joins`.
+      function: of the accumulators and the operands; results may be concatenations of two arrays.
       operand_shapes: theirs.
       num_rhs: how many right operands there are, with a product of each.
       pair: the dimension of the product that tells two accumulators apart, or None.
@@ -235,7 +235,7 @@ def _folded(product: Product, device: selection.Device) -> Folded | str:
         return "rows that scales are of must be those of a matrix"
     if math.prod(product.product.result_shape) == 0:
         return "its result is empty"
-    function, beside, dimensions = results_apart(product.function)
+    function, beside, dimensions = split_concatenated_results(product.function)
     try:
         source, _ = emit(function, product.num_accumulators)
     except InexpressibleError as error:
@@ -256,7 +256,7 @@ def _folded(product: Product, device: selection.Device) -> Folded | str:
     else:
         return placed
     if not all(map(levels.are_rows_from, dimensions)):
-        return "halves of a result are not the outermost columns of it"
+        return "the gate and up of a result are not its outermost column blocks"
     function, operands = placed
     library = library_epilogue(source, shape) if product.num_accumulators == 1 else "none"
     function = dataclasses.replace(function, library=library)

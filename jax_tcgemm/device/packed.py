@@ -20,7 +20,7 @@ from jax_tcgemm.device.epilogue import Made, stored
 from jax_tcgemm.device.fused import FusibleProduct, Plan, out_dtype_of, unfused
 from jax_tcgemm.device.levels import Levels, placed_function, strides_of
 from jax_tcgemm.epilogues import InexpressibleError, emit
-from jax_tcgemm.epilogues.joins import results_apart
+from jax_tcgemm.epilogues.concatenation import split_concatenated_results
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
 from jax_tcgemm.problem.packed import PackedProblem
@@ -176,7 +176,7 @@ def _folded(product: Product) -> Folded | str:
         return "its result is empty"
     if math.prod(shape[product.num_rows :]) % TILE:
         return f"the columns of an accumulator are no multiple of {TILE}"
-    function, beside, dimensions = results_apart(product.function)
+    function, beside, dimensions = split_concatenated_results(product.function)
     try:
         source, _ = emit(function, product.num_accumulators)
     except InexpressibleError as error:
@@ -186,7 +186,7 @@ def _folded(product: Product) -> Folded | str:
     if isinstance(placed, str):
         return placed
     if not all(map(levels.are_rows_from, dimensions)):
-        return "halves of a result are not the outermost columns of it"
+        return "the gate and up of a result are not its outermost column blocks"
     function, operands = placed
     is_grouped = product.problem.form == "grouped"
     if is_grouped and any(x.over in ("columns", "rows") for x in function.results):

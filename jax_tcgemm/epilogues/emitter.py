@@ -26,7 +26,7 @@ from jax_tcgemm.epilogues.values import Value, View
 def emit(
     jaxpr: core.ClosedJaxpr, num_accumulators: int = 1
 ) -> tuple[EpilogueSource, tuple[jax.Array, ...]]:
-    """Turns an elementwise function into device code.
+    """Emit the device code of an elementwise function.
 
     With ``at`` the indices of an element of the accumulators, the code computes each result's
     element from the accumulators' and from one element of each operand, wherever that lies: arrays
@@ -35,22 +35,22 @@ def emit(
     Results are arrays of the accumulators' shape, of any dtypes, or their sums, maxima or minima
     along some dimensions, which may be converted afterwards.
 
-    Results of less than 32 bits are given as they are computed, in float32: who stores them rounds.
+    Results of less than 32 bits are returned in float32; the kernel rounds them when storing.
 
     Numerics: each primitive rounds to its dtype, as JAX means it, except that a compiler may
     contract a product and a sum of float32 or float64 into one operation, as XLA's do. Conversions
     to integers are towards zero and saturate, NaN becomes 0. The payload of a NaN is not kept.
 
     Args:
-      jaxpr: of the accumulators, all of one shape, and of operands.
-      num_accumulators: how many of its arguments are accumulators.
+      jaxpr: function of the accumulators, all of one shape, and of operands.
+      num_accumulators: number of arguments that are accumulators.
 
     Returns:
-      The code, and the arrays that the function has closed over, which are operands after those of
-      the jaxpr. Of operands that are random keys it takes `jax.random.key_data`.
+      The code, and the arrays that the function closes over, which are operands after those of the
+      jaxpr. For operands that are random keys, the code reads `jax.random.key_data`.
 
     Raises:
-      InexpressibleError: names the first equation that cannot be part of it.
+      InexpressibleError: if an equation has no device code; the message names the first one.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -95,27 +95,27 @@ _Element = tuple[Value, Places]
 
 
 class _Emitter:
-    """Writes the code of one function.
+    """Code of one function.
 
     Args:
-      shape: of the accumulators.
-      num_operands: how many operands come before what the function has closed over.
+      shape: shape of the accumulators.
+      num_operands: number of operands before the arrays that the function closes over.
     """
 
     def __init__(self, shape: tuple[int, ...], num_operands: int):
         self._shape, self._num_operands = shape, num_operands
         self._everywhere = places.everywhere(shape)
         self._texts: dict[_Element, str] = {}
-        # What each line names, and its text.
+        # For each line, the variable that it defines, and its text.
         self._lines: list[tuple[str, str]] = []
-        # Of what is rounded, the expression before.
+        # For each rounded variable, the expression before rounding.
         self._unrounded: dict[str, str] = {}
         self.reads: list[Read] = []
         self.constants: list[jax.Array] = []
         self.index_dimensions: set[int] = set()
 
     def struct(self, accumulators: Sequence[np.dtype], results: Sequence[Result]) -> str:
-        """The whole text."""
+        """Return the C++ text."""
         parameters = [f"const {computed(x)} acc{i}" for i, x in enumerate(accumulators)]
         parameters += [f"const {STORED[x.dtype]} x{i}" for i, x in enumerate(self.reads)]
         parameters += ["const Index& at" if self.index_dimensions else "const Index&"]
@@ -135,7 +135,7 @@ class _Emitter:
         return "\n".join(lines).replace(_BOUND, " ") + "\n"
 
     def store(self, number: int, value: Value) -> Result:
-        """Adds a result."""
+        """Add a result."""
         reduced, element, dtype = _reduced(value), value, value.dtype
         if reduced is not None:
             element, dtype = reduced.of, reduced.dtype
@@ -150,7 +150,7 @@ class _Emitter:
             )
         text = self._element(element, self._everywhere)
         if is_narrow(element.dtype):
-            # Who stores it rounds it.
+            # The kernel rounds it when storing.
             text = self._unrounded.get(text, text)
         self._lines.append((f"y{number}", f"y{number} = {text};"))
         if reduced is None:
@@ -158,7 +158,7 @@ class _Emitter:
         return Result(dtype, Reduction(reduced.kind, reduced.dimensions))
 
     def _used_lines(self) -> list[str]:
-        """Without those whose value only `_unrounded` has taken the place of; named in order."""
+        """Return the lines that results need, with variables renumbered in order."""
         used, texts = set(), []
         for name, text in reversed(self._lines):
             if name.startswith("y") or name in used:
@@ -171,7 +171,7 @@ class _Emitter:
         return [_NAME.sub(lambda match: names[match[0]], text) for text in reversed(texts)]
 
     def _element(self, value: Value, at: Places) -> str:
-        """The expression of an element, a name or a literal, after the lines that it needs."""
+        """Return the expression of an element, a name or a literal; add the lines that it needs."""
         # Functions can have more equations than Python has frames.
         wanted = self._moved(value, at)
         stack = [wanted]
@@ -187,7 +187,7 @@ class _Emitter:
         return self._texts[wanted]
 
     def _moved(self, value: Value, at: Places) -> _Element:
-        """The element of what a view shows."""
+        """Return the element of the value behind views."""
         while isinstance(value, View):
             try:
                 value, at = value.of, value.move(at, self._shape)
@@ -214,7 +214,7 @@ class _Emitter:
 
     @functools.singledispatchmethod
     def _text(self, value: Value, at: Places) -> str:
-        """The expression of an element whose operands have one."""
+        """Return the expression of an element whose operands already have expressions."""
         raise NotImplementedError(type(value))
 
     @_text.register
@@ -279,7 +279,7 @@ class _Emitter:
             return text
         if value.primitive == "threefry2x32":
             return self._line(None, text)
-        name = self._line(value.dtype, text, value.part)
+        name = self._line(value.dtype, text, value.expanded)
         prefix = f"rounded<{STORED[value.dtype]}>("
         # A float64 is rounded to 8 bits at once.
         if text.startswith(prefix) and (value.dtype.itemsize > 1 or _F64 not in types.operands):
@@ -303,7 +303,7 @@ class _Emitter:
         raise InexpressibleError("random keys", "be used by functions of jax.random only")
 
     def _line(self, dtype: np.dtype | None, text: str, comment: str = "") -> str:
-        """Adds a line; the name of what it computes."""
+        """Add a line; return the name of the variable that it defines."""
         name = f"v{len(self._lines)}"
         kind = "Words" if dtype is None else computed(dtype)
         note = f"  // {comment}" if comment else ""
@@ -317,7 +317,7 @@ _BOUND = "\0"
 
 
 def _reduced(value: Value) -> values.Reduced | None:
-    """The reduction that a result is, of other shape or converted once."""
+    """Return the reduction behind reshapes and at most one conversion of a result, or None."""
     is_converted = False
     while not isinstance(value, values.Reduced):
         is_conversion = (

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from jax.extend import core
 
-from jax_tcgemm.epilogues.halves import Halves
-from jax_tcgemm.epilogues.joins import Join
+from jax_tcgemm.epilogues.concatenation import Concatenation
+from jax_tcgemm.epilogues.gate_up import GateUp
 from jax_tcgemm.epilogues.values import Equation
 
 # Position of an equation or a group in the program: before the equation with the first number, and
@@ -34,13 +34,13 @@ class Products:
       lines: the row dimensions and the column dimensions of the product; calls can reduce results
         over either or both.
       partners: earlier products that one call can compute together with this one.
-      is_apart: whether a call can compute gate and up of a stacked product.
+      can_split: whether a call can compute gate and up of a stacked product.
     """
 
     product: Callable[[int], core.Var | None]
     lines: Callable[[int], tuple[frozenset[int], frozenset[int]]] = lambda _: (frozenset(),) * 2
     partners: Callable[[int], Sequence[int]] = lambda _: ()
-    is_apart: Callable[[int, Halves], bool] = lambda *_: False
+    can_split: Callable[[int, GateUp], bool] = lambda *_: False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Group:
 
     Attributes:
       products: numbers of the equations of one or two products.
-      halves: None, or how one stacked product is split into gate and up.
-      before: numbers of equations that `halves.members` need.
+      gate_up: None, or how one stacked product is split into gate and up.
+      before: numbers of equations that `gate_up.chain` needs.
       members: numbers of the other equations, in program order.
       inputs: variables that the equations read besides the products.
       results: variables that the rest of the program reads.
@@ -59,7 +59,7 @@ class Group:
     """
 
     products: tuple[int, ...]
-    halves: Halves | None
+    gate_up: GateUp | None
     before: tuple[int, ...]
     members: tuple[int, ...]
     inputs: tuple[core.Var, ...]
@@ -101,16 +101,16 @@ class Draft:
     numbers: tuple[int, ...]
     products: Sequence[core.Var]
     members: tuple[int, ...]
-    halves: Halves | None = None
+    gate_up: GateUp | None = None
     before: tuple[int, ...] = ()
-    before_halves: tuple[int, ...] = ()
+    before_split: tuple[int, ...] = ()
     inputs: Sequence[core.Var] = ()
     results: Sequence[core.Var] = ()
     repeated: tuple[int, ...] = ()
     place: Place = (0, 0)
     known: frozenset[int] = frozenset()
-    # Concatenations of two values into one result.
-    joins: list[Join] = dataclasses.field(default_factory=list)
+    # Results that are concatenations of two values.
+    concatenations: list[Concatenation] = dataclasses.field(default_factory=list)
     # Reductions that are results, members that only they need, and whether reductions are allowed.
     reductions: tuple[int, ...] = ()
     reduced: tuple[int, ...] = ()
@@ -119,23 +119,23 @@ class Draft:
     def __post_init__(self):
         self.known = frozenset(self.members)
 
-    def own(self, equations) -> dict[core.Var, None]:
+    def values(self, equations) -> dict[core.Var, None]:
         """Return the variables that the group computes, in order."""
-        values = [*self.products]
-        values += [x for number in self.members for x in equations[number].outvars]
-        return dict.fromkeys(values)
+        found = [*self.products]
+        found += [x for number in self.members for x in equations[number].outvars]
+        return dict.fromkeys(found)
 
     @property
-    def parts(self) -> frozenset[core.Var]:
+    def concatenated(self) -> frozenset[core.Var]:
         """Values that are concatenated."""
-        return frozenset(x for join in self.joins for x in join.parts)
+        return frozenset(x for found in self.concatenations for x in found.operands)
 
     def lines(self, products: Products) -> tuple[frozenset[int], frozenset[int]]:
         """Return the row dimensions and the column dimensions of the group's results."""
         found = products.lines(self.numbers[0])
-        if self.halves is None or not self.halves.is_dropped:
+        if self.gate_up is None or not self.gate_up.is_dropped:
             return found
-        gone = self.halves.dimension
+        gone = self.gate_up.dimension
         rows, columns = (frozenset(x - (x > gone) for x in line if x != gone) for line in found)
         return rows, columns
 

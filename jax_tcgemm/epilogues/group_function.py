@@ -18,8 +18,8 @@ from jax import lax
 from jax.extend import core
 
 from jax_tcgemm.epilogues.expressions import EXPRESSIONS, is_narrow
+from jax_tcgemm.epilogues.gate_up import GateUp
 from jax_tcgemm.epilogues.group import Group
-from jax_tcgemm.epilogues.halves import Halves
 from jax_tcgemm.epilogues.values import EXPANSIONS
 from jax_tcgemm.system.jax_internals import (
     as_jaxpr,
@@ -49,13 +49,13 @@ def group_function(
     Returns:
       The function of the accumulators and the inputs, and the number of roundings left out.
     """
-    parts = _Parts.of(equations, group)
-    key = parts.structure, np.dtype(accumulator), wide
+    source = _GroupEquations.of(equations, group)
+    key = source.structure, np.dtype(accumulator), wide
     with _lock:
         if key in _known:
             _known.move_to_end(key)
             return _known[key]
-    made = parts.function(np.dtype(accumulator)), 0
+    made = source.function(np.dtype(accumulator)), 0
     if wide:
         # Functions that cannot be traced outside their program keep their roundings.
         with contextlib.suppress(Exception):
@@ -68,12 +68,12 @@ def group_function(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Parts:
+class _GroupEquations:
     """Equations and variables of a group's function.
 
     Attributes:
       calls: equations of the products.
-      halves: None, or how one stacked product is split into gate and up.
+      gate_up: None, or how one stacked product is split into gate and up.
       whole: equations of the stacked product before the split.
       equations: the other equations.
       inputs: variables that the equations read besides the products.
@@ -81,67 +81,69 @@ class _Parts:
     """
 
     calls: Sequence[core.JaxprEqn]
-    halves: Halves | None
+    gate_up: GateUp | None
     whole: Sequence[core.JaxprEqn]
     equations: Sequence[core.JaxprEqn]
     inputs: Sequence[core.Var]
     results: Sequence[core.Var]
 
     @classmethod
-    def of(cls, equations: Sequence[core.JaxprEqn], group: Group) -> "_Parts":
+    def of(cls, equations: Sequence[core.JaxprEqn], group: Group) -> "_GroupEquations":
         """Return the equations and variables of a program's group."""
-        halves = group.halves
-        whole = (*group.before, *(halves.members if halves else ()))
+        gate_up = group.gate_up
+        whole = (*group.before, *(gate_up.chain if gate_up else ()))
         numbers = group.products, whole, group.members
-        calls, whole, own = ([equations[number] for number in found] for found in numbers)
-        return cls(calls, halves, whole, own, group.inputs, group.results)
+        calls, whole, rest = ([equations[number] for number in found] for found in numbers)
+        return cls(calls, gate_up, whole, rest, group.inputs, group.results)
 
     @property
     def structure(self) -> tuple:
         """Key that is equal for groups with the same function."""
-        products, halves = tuple(eqn.outvars[0] for eqn in self.calls), self.halves
-        if halves is None:
+        products, gate_up = tuple(eqn.outvars[0] for eqn in self.calls), self.gate_up
+        if gate_up is None:
             return _structure(self.equations, (*products, *self.inputs), self.results)
-        arguments = *products, *halves.parts, *self.inputs
-        taken = _taken(self.whole, halves)
-        whole = _structure(self.whole, arguments, (taken,))
-        own = _structure(self.equations, arguments, self.results)
-        return whole, own, halves.dimension, halves.is_dropped, halves.is_alternating
+        arguments = *products, *gate_up.outputs, *self.inputs
+        split = _split_variable(self.whole, gate_up)
+        whole = _structure(self.whole, arguments, (split,))
+        rest = _structure(self.equations, arguments, self.results)
+        return whole, rest, gate_up.dimension, gate_up.is_dropped, gate_up.is_interleaved
 
     def function(self, accumulator: np.dtype) -> core.ClosedJaxpr:
         """Return the function of accumulators of a dtype."""
         products = [eqn.outvars[0] for eqn in self.calls]
-        if self.halves is None:
+        if self.gate_up is None:
             accs, conversions = _converted(self.calls, products, accumulator)
             arguments = *accs, *self.inputs
             return function_of(arguments, (*conversions, *self.equations), self.results)
-        accs, conversions = _converted(self.calls * 2, self.halves.parts, accumulator)
+        accs, conversions = _converted(self.calls * 2, self.gate_up.outputs, accumulator)
         if not self.whole:
             arguments = *accs, *self.inputs
             return function_of(arguments, (*conversions, *self.equations), self.results)
-        return self._function_of_halves(accumulator)
+        return self._function_of_gate_up(accumulator)
 
-    def _function_of_halves(self, accumulator: np.dtype) -> core.ClosedJaxpr:
+    def _function_of_gate_up(self, accumulator: np.dtype) -> core.ClosedJaxpr:
         """Return the function that applies equations before the split to gate and up separately."""
-        halves, (product,) = self.halves, (eqn.outvars[0] for eqn in self.calls)
+        gate_up, (product,) = self.gate_up, (eqn.outvars[0] for eqn in self.calls)
         of_product = _computed_from(product, self.whole)
 
         def run(*arguments):
             known = dict(zip(self.inputs, arguments[2:], strict=True))
             _run([eqn for eqn in self.whole if eqn not in of_product], known)
-            for place, part in enumerate(halves.parts):
-                half = lax.convert_element_type(arguments[place], product.aval.dtype)
-                if halves.is_dropped:
-                    half = lax.expand_dims(half, (halves.dimension,))
-                own = {x: _half(y, place, halves) for x, y in known.items()}
-                own[product] = half
-                _run(of_product, own)
-                half = own[_taken(self.whole, halves)]
-                known[part] = lax.squeeze(half, (halves.dimension,)) if halves.is_dropped else half
+            for place, output in enumerate(gate_up.outputs):
+                acc = lax.convert_element_type(arguments[place], product.aval.dtype)
+                if gate_up.is_dropped:
+                    acc = lax.expand_dims(acc, (gate_up.dimension,))
+                values = {x: _gate_or_up(y, place, gate_up) for x, y in known.items()}
+                values[product] = acc
+                _run(of_product, values)
+                found = values[_split_variable(self.whole, gate_up)]
+                if gate_up.is_dropped:
+                    found = lax.squeeze(found, (gate_up.dimension,))
+                known[output] = found
             _run(self.equations, known)
             return [_value(x, known) for x in self.results]
 
-        accs, _ = _converted(self.calls * 2, halves.parts, accumulator)
+        accs, _ = _converted(self.calls * 2, gate_up.outputs, accumulator)
         return jax.make_jaxpr(run)(*(x.aval for x in (*accs, *self.inputs)))
 
 
@@ -161,9 +163,9 @@ def _converted(calls, products, accumulator: np.dtype) -> tuple[list, list[core.
     return accs, conversions
 
 
-def _taken(whole: Sequence[core.JaxprEqn], halves: Halves) -> core.Var:
+def _split_variable(whole: Sequence[core.JaxprEqn], gate_up: GateUp) -> core.Var:
     """Return the variable that is split into gate and up."""
-    return whole[-1].outvars[0] if halves.members else halves.product
+    return whole[-1].outvars[0] if gate_up.chain else gate_up.product
 
 
 def _computed_from(product: core.Var, equations: Sequence[core.JaxprEqn]) -> list[core.JaxprEqn]:
@@ -175,16 +177,15 @@ def _computed_from(product: core.Var, equations: Sequence[core.JaxprEqn]) -> lis
     return found
 
 
-def _half(x: jax.Array, place: int, halves: Halves) -> jax.Array:
-    """Return the half of an array for gate (place 0) or up (1); all of an array that broadcasts."""
-    shape, dimension = halves.product.aval.shape, halves.dimension
-    extent = shape[dimension]
-    if x.ndim != len(shape) or x.shape[dimension] != extent:
+def _gate_or_up(x: jax.Array, place: int, gate_up: GateUp) -> jax.Array:
+    """Return an array's slice for gate (place 0) or up (1), or the array if it broadcasts."""
+    shape, dimension = gate_up.product.aval.shape, gate_up.dimension
+    size = shape[dimension]
+    if x.ndim != len(shape) or x.shape[dimension] != size:
         return x
-    if halves.is_alternating:
-        return lax.slice_in_dim(x, place, extent, 2, dimension)
-    half = extent // 2
-    return lax.slice_in_dim(x, place * half, (place + 1) * half, axis=dimension)
+    if gate_up.is_interleaved:
+        return lax.slice_in_dim(x, place, size, 2, dimension)
+    return lax.slice_in_dim(x, place * (size // 2), (place + 1) * (size // 2), axis=dimension)
 
 
 def _run(equations: Sequence[core.JaxprEqn], known: dict) -> None:
@@ -298,8 +299,9 @@ def _wide(function: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, int]:
     others = [eqn for eqn in function.jaxpr.eqns if eqn.primitive.name not in _WIDENED]
     read = [*function.jaxpr.outvars, *(x for eqn in others for x in eqn.invars)]
     rounded = {x for x in read if not isinstance(x, core.Literal)}
-    own = (eqn for eqn in function.jaxpr.eqns if eqn.primitive.name in _WIDENED)
-    kept = sum(is_narrow(x.aval.dtype) for x in rounded & {x for eqn in own for x in eqn.outvars})
+    widened = (eqn for eqn in function.jaxpr.eqns if eqn.primitive.name in _WIDENED)
+    widened = {x for eqn in widened for x in eqn.outvars}
+    kept = sum(is_narrow(x.aval.dtype) for x in rounded & widened)
     return (made, count - kept) if count > kept else (function, 0)
 
 

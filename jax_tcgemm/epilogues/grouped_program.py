@@ -13,7 +13,7 @@ from jax.extend import core
 from jax_tcgemm.epilogues.cuts import Cut, cheapest_cut
 from jax_tcgemm.epilogues.group import Draft, Group, Limits, Place, Products, Reason
 from jax_tcgemm.epilogues.membership import (
-    JOINING,
+    CONCATENATIONS,
     is_elementwise,
     is_fusable,
     is_repeated,
@@ -69,15 +69,16 @@ class GroupedProgram:
 
     # --- what equations are -----------------------------------------------------------------------
 
-    def _can_join(self, number: int, shape) -> bool:
+    def _can_fuse(self, number: int, shape) -> bool:
+        """Return whether an equation has no group yet and is elementwise for a shape."""
         is_free = number < self._end and number not in self.gone
         return is_free and self._is_elementwise(number, shape)
 
     def _is_elementwise(self, number: int, shape) -> bool:
         if number not in self._shapes:
             eqn = self._equations[number]
-            own = _shape(eqn)
-            self._shapes[number] = own if is_elementwise(eqn, own) else None
+            result_shape = _shape(eqn)
+            self._shapes[number] = result_shape if is_elementwise(eqn, result_shape) else None
         return self._shapes[number] == shape
 
     def _is_fusable_user(self, unit: int) -> bool:
@@ -109,8 +110,8 @@ class GroupedProgram:
             if len(following) != 1 or not following[0] < self._end:
                 break
             name, then = eqn.primitive.name, self._equations[following[0]].primitive.name
-            is_part = name in _SHAPING and then in JOINING
-            if not is_part and not (name == "pad" and then in ("add", "add_any")):
+            is_concatenated = name in _SHAPING and then in CONCATENATIONS
+            if not is_concatenated and not (name == "pad" and then in ("add", "add_any")):
                 break
             (unit,) = following
         return unit
@@ -195,19 +196,20 @@ class GroupedProgram:
     def _add(self, draft: Draft) -> None:
         unit = self._end + 1 + len(self.groups)
         self._places[unit] = draft.place
-        joining = [self._producer[x.outvars[0]] for join in draft.joins for x in join.equations]
-        following = (*draft.members, *joining, *draft.reduced, *draft.reductions)
+        concatenating = [x for found in draft.concatenations for x in found.equations]
+        concatenating = [self._producer[x.outvars[0]] for x in concatenating]
+        following = (*draft.members, *concatenating, *draft.reduced, *draft.reductions)
         members = (*draft.before, *following)
         self.groups.append(
             Group(
-                *(draft.numbers, draft.halves, draft.before_halves, members),
+                *(draft.numbers, draft.gate_up, draft.before_split, members),
                 *(tuple(draft.inputs), tuple(draft.results), draft.repeated, draft.place),
             )
         )
         self._taken.update(draft.numbers)
         factors = [x for n in draft.numbers for x in self._inputs(n)]
-        halves = draft.halves
-        for member in (*following, *((*halves.members, *halves.takers) if halves else ())):
+        gate_up = draft.gate_up
+        for member in (*following, *((*gate_up.chain, *gate_up.splitting) if gate_up else ())):
             self._leave(member)
         again = [x for n in draft.repeated for x in self._equations[n].outvars]
         read_again = [x for n in draft.repeated for x in self._inputs(n)]
@@ -215,7 +217,7 @@ class GroupedProgram:
             self._group_of[x] = unit
         for x in (*factors, *draft.inputs, *read_again):
             self._users[x].add(unit)
-        for member in reversed((*draft.before_halves, *draft.before)):
+        for member in reversed((*draft.before_split, *draft.before)):
             self._drop_unused(member)
 
     def _leave(self, number: int) -> None:

@@ -17,11 +17,11 @@ from collections.abc import Iterator, Sequence
 
 from jax.extend import core
 
+from jax_tcgemm.epilogues.concatenation import Concatenation, find_concatenation
 from jax_tcgemm.epilogues.cuts import cheapest_cut
+from jax_tcgemm.epilogues.gate_up import find_gate_up
 from jax_tcgemm.epilogues.group import Draft, Grouping, Limits, Place, Products, Reason
 from jax_tcgemm.epilogues.grouped_program import GroupedProgram, num_bytes
-from jax_tcgemm.epilogues.halves import find_halves
-from jax_tcgemm.epilogues.joins import Join, find_join
 from jax_tcgemm.epilogues.membership import (
     is_call,
     is_reduction,
@@ -63,22 +63,22 @@ class _Grouping(GroupedProgram):
         product = self._products.product(number)
         if product is None or number in self._taken:
             return
-        apart = None
+        unfused = None
         for draft in self._gates(number, product):
-            halves = draft.halves
-            if halves is not None and not self._products.is_apart(number, halves):
-                apart = Reason(None, "its halves are no columns of weights that lie side by side")
+            gate_up = draft.gate_up
+            if gate_up is not None and not self._products.can_split(number, gate_up):
+                unfused = Reason(None, "gate and up are no column blocks of its weights")
                 continue
-            apart = self._settle(draft)
-            if apart is None and self._joins(draft):
+            unfused = self._settle(draft)
+            if unfused is None and self._reads_both_products(draft):
                 self._add(draft)
                 return
         draft = Draft((number,), (product,), self._following([product]))
         reason = self._settle(draft) if draft.members else self._obstacle(product)
         if draft.members:
             self._add(draft)
-        elif apart or reason:
-            self.why[number] = apart or reason
+        elif unfused or reason:
+            self.why[number] = unfused or reason
 
     def _settle(self, draft: Draft) -> Reason | None:
         """Remove members that cannot be fused from a draft; return why, if none are left."""
@@ -99,21 +99,23 @@ class _Grouping(GroupedProgram):
             if other not in self._taken:
                 following = following or frozenset(self._following([product]))
                 pair = self._products.product(other), product
-                if following and (members := self._joining(pair, following)):
+                if following and (members := self._following_both(pair, following)):
                     yield Draft((other, number), pair, members)
         shape = product.aval.shape
 
-        def can_join(member: int) -> bool:
-            return self._can_join(member, shape) and not is_call(self._equations[member])
+        def can_fuse(member: int) -> bool:
+            return self._can_fuse(member, shape) and not is_call(self._equations[member])
 
-        halves = find_halves(product, self._equations, self._users, can_join)
-        if halves is None:
+        gate_up = find_gate_up(product, self._equations, self._users, can_fuse)
+        if gate_up is None:
             return
-        following = frozenset(self._following(halves.parts[1:]))
-        if members := self._joining(halves.parts, following):
-            yield Draft((number,), halves.parts, members, halves)
+        following = frozenset(self._following(gate_up.outputs[1:]))
+        if members := self._following_both(gate_up.outputs, following):
+            yield Draft((number,), gate_up.outputs, members, gate_up)
 
-    def _joining(self, pair: Sequence[core.Var], following: frozenset[int]) -> tuple[int, ...]:
+    def _following_both(
+        self, pair: Sequence[core.Var], following: frozenset[int]
+    ) -> tuple[int, ...]:
         """Return the equations that follow two products, if any of them follows both; else ().
 
         `following` has the equations that follow the second product.
@@ -122,7 +124,7 @@ class _Grouping(GroupedProgram):
             return ()
         return self._following(pair)
 
-    def _joins(self, draft: Draft) -> bool:
+    def _reads_both_products(self, draft: Draft) -> bool:
         """Return whether at least one member needs both products."""
         needs = {x: {place} for place, x in enumerate(draft.products)}
         for number in draft.members:
@@ -140,7 +142,7 @@ class _Grouping(GroupedProgram):
         waiting = sorted(set().union(*(self._users[x] for x in products)))
         while waiting and len(members) < _MOST_MEMBERS:
             number = heapq.heappop(waiting)
-            if number in seen or not self._can_join(number, shape):
+            if number in seen or not self._can_fuse(number, shape):
                 continue
             seen.add(number)
             members.append(number)
@@ -163,14 +165,14 @@ class _Grouping(GroupedProgram):
 
     def _shrink(self, draft: Draft) -> Reason | None:
         """Remove members that cannot be fused; return None if there are none, else the reason."""
-        own = draft.own(self._equations)
-        users = {x: self._users[x] - draft.known for x in own}
+        values = draft.values(self._equations)
+        users = {x: self._users[x] - draft.known for x in values}
         first = min(
             (self._place(user) for found in users.values() for user in found),
             default=(self._end, 0),
         )
         place = first[0], first[1] - 1
-        between = draft.halves.members if draft.halves else ()
+        between = draft.gate_up.chain if draft.gate_up else ()
         needed = [x for n in (*draft.numbers, *between) for x in self._inputs(n)]
         if any(self._place_of(x) >= place for x in needed):
             draft.remove(set(draft.members))
@@ -180,28 +182,28 @@ class _Grouping(GroupedProgram):
         late = [
             number
             for number in draft.members
-            if any(x not in own and self._is_late(x, place, draft) for x in self._inputs(number))
+            if any(x not in values and self._is_late(x, place, draft) for x in self._inputs(number))
         ]
         if late:
             eqn = self._equations[late[0]]
             draft.remove(self._with_following(late, draft))
             return Reason(eqn, "need nothing that comes after another use of the product")
         draft.place = place
-        self._put_together(draft, own, users)
-        self._reduce(draft, own, users)
-        left = self._repeat(draft, own, users) or self._left_to_xla(draft, own, users)
+        self._concatenate(draft, values, users)
+        self._reduce(draft, values, users)
+        left = self._repeat(draft, values, users) or self._left_to_xla(draft, values, users)
         if left:
             draft.remove(left)
             return Reason(self._equations[max(left)], "be read by more than what XLA fuses it into")
-        joined = {x for x in draft.parts if users[x] == {self._end}}
-        draft.results = [x for x in own if users[x] and x not in joined]
-        draft.results += [join.equations[-1].outvars[0] for join in draft.joins]
+        concatenated = {x for x in draft.concatenated if users[x] == {self._end}}
+        draft.results = [x for x in values if users[x] and x not in concatenated]
+        draft.results += [found.result for found in draft.concatenations]
         if not any(x not in draft.products for x in draft.results):
             draft.remove(set(draft.members))
             return Reason(None, "nothing reads what follows")
         draft.results += [x for n in draft.reductions for x in self._equations[n].outvars]
-        num_results = len(draft.results) + len(draft.joins)
-        self._set_inputs(draft, own)
+        num_results = len(draft.results) + len(draft.concatenations)
+        self._set_inputs(draft, values)
         for what, count, most in (
             ("would read more than", len(draft.inputs), self._limits.reads),
             ("would have more results than", num_results, self._limits.results),
@@ -231,24 +233,26 @@ class _Grouping(GroupedProgram):
                 values.update(self._equations[number].outvars)
         return found
 
-    def _put_together(self, draft: Draft, own, users) -> None:
-        """Add concatenations of two values along columns, of which each part becomes a result.
+    def _concatenate(self, draft: Draft, values, users) -> None:
+        """Add results that are concatenations of two values along columns.
 
-        Otherwise only reductions may read the two values. A concatenation that only XLA loops read
-        is not added, since these loops can compute it. Updates `users`.
+        Besides the concatenation, only reductions may read the two values. A concatenation that
+        only XLA loops read is not added, since these loops can compute it. Updates `users`.
         """
         made = {x for n in draft.members for x in self._equations[n].outvars}
-        draft.joins = []
+        draft.concatenations = []
         reached = {last for x in made for n in users[x] for last in self._with_users(n)}
         for number in sorted(reached):
-            join = find_join(self._equations[number], self._made_by)
-            if join is None or not made.issuperset(join.parts) or not self._may_have(draft, join):
+            found = find_concatenation(self._equations[number], self._made_by)
+            if found is None or not made.issuperset(found.operands):
                 continue
-            joining = {self._producer[eqn.outvars[0]] for eqn in join.equations}
-            others = set().union(*(users[x] for x in join.parts)) - joining
+            if not self._can_write(draft, found):
+                continue
+            numbers = {self._producer[eqn.outvars[0]] for eqn in found.equations}
+            others = set().union(*(users[x] for x in found.operands)) - numbers
             if all(n < self._end and self._is_reduction(self._equations[n], draft) for n in others):
-                draft.joins.append(join)
-                users |= {x: users[x] - joining | {self._end} for x in join.parts}
+                draft.concatenations.append(found)
+                users |= {x: users[x] - numbers | {self._end} for x in found.operands}
 
     def _with_users(self, unit: int) -> Iterator[int]:
         """Yield an equation and those that read its results."""
@@ -257,17 +261,17 @@ class _Grouping(GroupedProgram):
             following = set().union(*(self._users[x] for x in self._equations[unit].outvars))
             yield from (n for n in following if n < self._end and n not in self.gone)
 
-    def _may_have(self, draft: Draft, join: Join) -> bool:
+    def _can_write(self, draft: Draft, found: Concatenation) -> bool:
         """Return whether a call can write a concatenation, along columns or along last rows."""
         shape = draft.products[0].aval.shape
-        last = {dim for dim in range(join.dimension, len(shape)) if shape[dim] != 1}
-        is_alone = all(len(self._users[eqn.outvars[0]]) == 1 for eqn in join.equations[:-1])
-        is_plain = all(map(has_plain_context, join.equations))
+        last = {dim for dim in range(found.dimension, len(shape)) if shape[dim] != 1}
+        is_alone = all(len(self._users[eqn.outvars[0]]) == 1 for eqn in found.equations[:-1])
+        is_plain = all(map(has_plain_context, found.equations))
         if not (is_alone and is_plain and last and last in draft.lines(self._products)):
             return False
-        return not all(map(self._is_fusable_user, self._users[join.equations[-1].outvars[0]]))
+        return not all(map(self._is_fusable_user, self._users[found.result]))
 
-    def _reduce(self, draft: Draft, own, users) -> None:
+    def _reduce(self, draft: Draft, values, users) -> None:
         """Add reductions over whole rows or columns, and the equations that only they need.
 
         A reduction is not added if an XLA loop also reads its operands: that loop can compute the
@@ -276,7 +280,7 @@ class _Grouping(GroupedProgram):
         draft.reductions = draft.reduced = ()
         if not draft.reduces:
             return
-        reached, waiting = set(), [n for x in own for n in users[x]]
+        reached, waiting = set(), [n for x in values for n in users[x]]
         chains: dict[int, set[int]] = {}
         while waiting and len(reached) < _MOST_REACHED:
             number = waiting.pop()
@@ -291,7 +295,7 @@ class _Grouping(GroupedProgram):
         if not chains:
             return
         for number in chains:
-            chains[number] = self._only_before(number, reached, chains.keys(), own)
+            chains[number] = self._only_before(number, reached, chains.keys(), values)
         while chains:
             taken = set(chains).union(*chains.values())
             wrong = {n for n, chain in chains.items() if self._is_shared({n, *chain}, taken, users)}
@@ -303,13 +307,13 @@ class _Grouping(GroupedProgram):
             self._is_late(x, draft.place, draft)
             for n in taken
             for x in self._inputs(n)
-            if x not in own and self._producer.get(x) not in taken
+            if x not in values and self._producer.get(x) not in taken
         )
-        if late or not any(users[x] - taken for x in own if x not in draft.products):
+        if late or not any(users[x] - taken for x in values if x not in draft.products):
             return
         draft.reductions = tuple(sorted(chains))
         draft.reduced = tuple(sorted(taken - set(chains)))
-        for x in own:
+        for x in values:
             users[x] = users[x] - taken
 
     def _is_reduction(self, eqn: core.JaxprEqn, draft: Draft) -> bool:
@@ -319,13 +323,13 @@ class _Grouping(GroupedProgram):
         axes = set(eqn.params["axes"])
         return any(line and axes >= line for line in draft.lines(self._products))
 
-    def _only_before(self, number: int, reached, reductions, own) -> set[int]:
+    def _only_before(self, number: int, reached, reductions, values) -> set[int]:
         """Return the elementwise equations that one reduction needs."""
         found, waiting = set(), [number]
         while waiting:
             for x in self._inputs(waiting.pop()):
                 before = self._producer.get(x)
-                if x in own or before not in reached or before in reductions:
+                if x in values or before not in reached or before in reductions:
                     continue
                 found.add(before)
                 waiting.append(before)
@@ -343,7 +347,7 @@ class _Grouping(GroupedProgram):
                     return True
         return False
 
-    def _repeat(self, draft: Draft, own, users) -> set[int]:
+    def _repeat(self, draft: Draft, values, users) -> set[int]:
         """Let XLA loops recompute members that only these loops read, if fewer bytes are stored.
 
         Examples are a conversion to a wider dtype, or the derivative of a gate. Sets
@@ -353,21 +357,21 @@ class _Grouping(GroupedProgram):
           Members that no result needs any more.
         """
         producer = {x: n for n in draft.members for x in self._equations[n].outvars}
-        is_read = {x: users[x] and all(map(self._is_fusable_user, users[x])) for x in own}
+        is_read = {x: users[x] and all(map(self._is_fusable_user, users[x])) for x in values}
         size = num_bytes(draft.products[0])
-        wanted = [x for x in own if is_read[x]]
+        wanted = [x for x in values if is_read[x]]
         draft.repeated = ()
         if not any(x in producer for x in wanted):
             return set()
 
         def cost(x: core.Var) -> int:
-            if x not in own:
+            if x not in values:
                 return 0 if self._costs_nothing(x, size) else self._cost(x, size, ())
             return x.aval.dtype.itemsize * (2 if is_read[x] or not users[x] else 1)
 
         def can_repeat(number: int) -> bool:
             outs, read = self._equations[number].outvars, self._inputs(number)
-            are_known = all(x in own or self._place_of(x) < draft.place for x in read)
+            are_known = all(x in values or self._place_of(x) < draft.place for x in read)
             return are_known and all(is_read[x] or not users[x] for x in outs)
 
         members = {n: self._inputs(n) for n in draft.members if can_repeat(n)}
@@ -376,9 +380,9 @@ class _Grouping(GroupedProgram):
         for number in draft.repeated:
             users |= {x: set() for x in self._equations[number].outvars}
         for x in cut.read:
-            if x in own:
+            if x in values:
                 users[x] = users[x] | {n for n in draft.repeated if x in self._inputs(n)}
-        needed = {x for x in own if users[x]}
+        needed = {x for x in values if users[x]}
         left = set()
         for number in reversed(draft.members):
             if any(x in needed for x in self._equations[number].outvars):
@@ -387,13 +391,13 @@ class _Grouping(GroupedProgram):
                 left.add(number)
         return left
 
-    def _left_to_xla(self, draft: Draft, own, users) -> set[int]:
+    def _left_to_xla(self, draft: Draft, values, users) -> set[int]:
         """Return the last members that XLA can compute with no more memory traffic, or set().
 
         Only XLA loops read the results of these members, and would compute the members themselves.
         Each loop then reads the members' inputs instead of their results. The product's kernel does
         not store the results, and does not read inputs that nothing else needs. Members that the
-        same loops read, such as the parts of a concatenation, are also tried together.
+        same loops read, such as the operands of a concatenation, are also tried together.
         """
         loops: dict[int, frozenset[int]] = {}
         for number in draft.members:
@@ -407,19 +411,19 @@ class _Grouping(GroupedProgram):
             together = {other for other in loops if loops[other] == loops[number]}
             for numbers in dict.fromkeys((frozenset({number}), frozenset(together))):
                 last = self._only_for(numbers, draft, users)
-                if self._may_leave(last, len(loops[number]), draft, own, users):
+                if self._may_leave(last, len(loops[number]), draft, values, users):
                     return last
         return set()
 
-    def _may_leave(self, last: set[int], num_loops: int, draft, own, users) -> bool:
+    def _may_leave(self, last: set[int], num_loops: int, draft, values, users) -> bool:
         """Return whether members cost no more memory traffic in `num_loops` XLA loops."""
         size = num_bytes(draft.products[0])
         made = {x for n in last for x in self._equations[n].outvars}
         read = {x for n in last for x in self._inputs(n)} - made
         rest = {x for n in draft.members if n not in last for x in self._inputs(n)}
-        others = {x for x in read if x not in own and not self._costs_nothing(x, size)}
+        others = {x for x in read if x not in values and not self._costs_nothing(x, size)}
         sources = {self._source(x, size) for x in others}
-        read = {self._source(x, size) for x in read if x in own}
+        read = {self._source(x, size) for x in read if x in values}
         passes = min(num_loops, 2)
         stored = sum(num_bytes(x) for x in made if users[x])
         kept = stored * (1 + passes)
@@ -440,17 +444,17 @@ class _Grouping(GroupedProgram):
 
     # --- what comes before ------------------------------------------------------------------------
 
-    def _set_inputs(self, draft: Draft, own) -> None:
+    def _set_inputs(self, draft: Draft, values) -> None:
         """Select the inputs of a draft, and the equations before the product that it computes."""
         following = *draft.members, *draft.reduced
-        own = {*own, *(x for n in draft.reduced for x in self._equations[n].outvars)}
-        wanted = [x for n in following for x in self._inputs(n) if x not in own]
+        values = {*values, *(x for n in draft.reduced for x in self._equations[n].outvars)}
+        wanted = [x for n in following for x in self._inputs(n) if x not in values]
         cut = self._cut(wanted, draft.products[0])
         draft.before, read = tuple(sorted(cut.computed)), cut.read
-        if (halves := draft.halves) is not None:
-            made = [x for n in halves.members for x in self._equations[n].outvars]
-            own = {halves.product, *made}
-            wanted = [x for n in halves.members for x in self._inputs(n) if x not in own]
-            cut = self._cut(wanted, halves.product)
-            draft.before_halves, read = tuple(sorted(cut.computed)), (*read, *cut.read)
+        if (gate_up := draft.gate_up) is not None:
+            made = [x for n in gate_up.chain for x in self._equations[n].outvars]
+            values = {gate_up.product, *made}
+            wanted = [x for n in gate_up.chain for x in self._inputs(n) if x not in values]
+            cut = self._cut(wanted, gate_up.product)
+            draft.before_split, read = tuple(sorted(cut.computed)), (*read, *cut.read)
         draft.inputs = sorted(dict.fromkeys(read), key=self._place_of)

@@ -9,15 +9,16 @@ from jax.extend import core
 
 from jax_tcgemm.epilogues.calls import called, closes_over_arrays
 from jax_tcgemm.epilogues.expressions import EXPRESSIONS, STORED
-from jax_tcgemm.epilogues.halves import is_halving
+from jax_tcgemm.epilogues.gate_up import splits_gate_up
 from jax_tcgemm.epilogues.values import ELEMENTWISE, EXPANSIONS
 from jax_tcgemm.system.jax_internals import as_jaxpr, has_plain_context
 
 # Primitives whose result has the elements of their operand, unchanged.
 _SAME = frozenset({"copy", "copy_p", "stop_gradient", "pvary", "pcast", "name"})
 _ELEMENTWISE = frozenset(EXPRESSIONS.keys() | EXPANSIONS.keys() | _SAME) - {"threefry2x32"}
-# Concatenations: XLA computes operands while writing them, and so do calls (`joins`).
-JOINING = frozenset({"concatenate", "pad", "stack"})
+# XLA computes the operands in the loop that writes the result. Calls write both operands of a
+# `Concatenation`.
+CONCATENATIONS = frozenset({"concatenate", "pad", "stack"})
 # Calls with custom derivatives, which are not inlined; calls of `jax.jit` are inlined before.
 _CALLS = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
 _REDUCED = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
@@ -70,13 +71,13 @@ def is_fusable(eqn: core.JaxprEqn) -> bool:
     if name in ("jit", "pjit", *_CALLS):
         inner = called(eqn)
         return inner is not None and _is_fusable(as_jaxpr(inner))
-    return name in _ELEMENTWISE or name in _REDUCTIONS or name in JOINING
+    return name in _ELEMENTWISE or name in _REDUCTIONS or name in CONCATENATIONS
 
 
 def is_call_of_elements(eqn: core.JaxprEqn) -> bool:
     """Return whether an equation is a `jax.jit` call of elementwise equations, to be inlined.
 
-    The function may also split its operands into halves, and concatenate.
+    The function may also split operands into gate and up, and concatenate.
     """
     return is_written_call(eqn) and _is_of_some_elements(as_jaxpr(called(eqn)))
 
@@ -126,17 +127,20 @@ def _is_inner(eqn: core.JaxprEqn, shape) -> bool:
 def _is_of_some_elements(jaxpr: core.Jaxpr) -> bool:
     shapes = {x.aval.shape for x in jaxpr.outvars}
     shape = max(shapes, key=math.prod, default=())
-    moving = [eqn for eqn in jaxpr.eqns if _is_of_halves(eqn)]
+    moving = [eqn for eqn in jaxpr.eqns if _splits_or_concatenates(eqn)]
     for eqn in moving:
         shapes.update(x.aval.shape for x in (*eqn.invars, *eqn.outvars))
     if not moving and not shapes.issubset({shape, ()}):
         return False
-    rest = [eqn for eqn in jaxpr.eqns if not _is_of_halves(eqn)]
-    return all(any(_is_inner(eqn, own) for own in shapes) for eqn in rest)
+    rest = [eqn for eqn in jaxpr.eqns if not _splits_or_concatenates(eqn)]
+    return all(any(_is_inner(eqn, shape) for shape in shapes) for eqn in rest)
 
 
-def _is_of_halves(eqn: core.JaxprEqn) -> bool:
-    return not eqn.effects and (is_halving(eqn) or eqn.primitive.name in ("concatenate", "stack"))
+def _splits_or_concatenates(eqn: core.JaxprEqn) -> bool:
+    """Return whether an equation splits gate and up, or concatenates."""
+    return not eqn.effects and (
+        splits_gate_up(eqn) or eqn.primitive.name in ("concatenate", "stack")
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -148,11 +152,12 @@ def _is_fusable(jaxpr: core.Jaxpr) -> bool:
 _MOVES = frozenset({"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "iota"})
 
 
-def _broadcasts(own: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+def _broadcasts(operand_shape: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """Return whether a shape broadcasts to another: a scalar, or of equal rank with sizes of 1."""
-    is_scalar = own == ()
+    is_scalar = operand_shape == ()
     return is_scalar or (
-        len(own) == len(shape) and all(x in (1, y) for x, y in zip(own, shape, strict=True))
+        len(operand_shape) == len(shape)
+        and all(x in (1, y) for x, y in zip(operand_shape, shape, strict=True))
     )
 
 

@@ -1,4 +1,4 @@
-"""Narrower dtypes for what XLA runs of an epilogue: of its products, or of all that it computes."""
+"""Epilogues in narrower dtypes, for XLA: of stored accumulators, or of all values."""
 
 import functools
 
@@ -9,10 +9,10 @@ from jax import lax
 from jax.extend import core
 
 from jax_tcgemm.epilogues.calls import written_out
-from jax_tcgemm.epilogues.parts import REDUCTIONS
+from jax_tcgemm.epilogues.shard_function import REDUCTIONS
 from jax_tcgemm.system.jax_internals import as_jaxpr, bound, function_of
 
-# What products are rounded to by themselves, by what they accumulate in.
+# For each accumulator dtype, the dtypes to which XLA's products are rounded when stored.
 _ROUNDED_TO = {
     np.dtype(np.float32): (np.dtype(jnp.bfloat16), np.dtype(np.float16)),
     np.dtype(np.float64): (np.dtype(np.float32),),
@@ -23,28 +23,28 @@ _ROUNDED_TO = {
 def of_stored(
     function: core.ClosedJaxpr, num_accumulators: int = 1
 ) -> tuple[np.dtype, core.ClosedJaxpr]:
-    """The dtype that plain products must be stored in for a function, and the function of these.
+    """Return the dtype in which plain products are stored, and the epilogue of the stored products.
 
-    The accumulators' own dtype; a narrower one, if all that the function does with each of them is
-    to round it to that.
+    The dtype is the accumulators', or a narrower one if the epilogue only reads the accumulators
+    rounded to it.
     """
     jaxpr = as_jaxpr(function)
     accumulators = jaxpr.invars[:num_accumulators]
-    own = np.dtype(accumulators[0].aval.dtype)
+    accumulator_dtype = np.dtype(accumulators[0].aval.dtype)
     roundings = [_rounding(jaxpr, acc) for acc in accumulators]
     if None in roundings:
-        return own, function
+        return accumulator_dtype, function
     rounded = [eqn.outvars[0] for eqn in roundings]
     dtypes = {np.dtype(x.aval.dtype) for x in rounded}
-    if len(dtypes) > 1 or not dtypes.issubset(_ROUNDED_TO.get(own, ())):
-        return own, function
+    if len(dtypes) > 1 or not dtypes.issubset(_ROUNDED_TO.get(accumulator_dtype, ())):
+        return accumulator_dtype, function
     rest = [x for x in jaxpr.eqns if not any(x is eqn for eqn in roundings)]
     arguments = (*rounded, *jaxpr.invars[num_accumulators:])
     return dtypes.pop(), function_of(arguments, rest, jaxpr.outvars)
 
 
 def _rounding(jaxpr: core.Jaxpr, acc: core.Var) -> core.JaxprEqn | None:
-    """The conversion that is all that is done with an accumulator, None where it is not."""
+    """Return the conversion that alone reads an accumulator; None if anything else reads it."""
     readers = [eqn for eqn in jaxpr.eqns if any(x is acc for x in eqn.invars)]
     if len(readers) != 1 or any(x is acc for x in jaxpr.outvars):
         return None
@@ -55,30 +55,30 @@ def _rounding(jaxpr: core.Jaxpr, acc: core.Var) -> core.JaxprEqn | None:
 def narrowed(
     function: core.ClosedJaxpr, num_accumulators: int, dtype: np.dtype
 ) -> core.ClosedJaxpr:
-    """Return the epilogue of accumulators in `dtype`, which computes in that.
+    """Return an epilogue that takes accumulators in `dtype` and computes in this dtype.
 
-    Values of the accumulators' dtype are of `dtype` instead, but for reductions of them. Results
-    have the dtypes that they had.
+    `dtype` replaces the accumulators' dtype in all values except reductions. The dtypes of the
+    results do not change.
     """
     flat = written_out(function)
     wide = np.dtype(flat.in_avals[0].dtype)
     accs = [x.update(dtype=dtype) for x in flat.in_avals[:num_accumulators]]
 
-    def convert(x, own):
-        return x if x.dtype == own else lax.convert_element_type(x, own)
+    def convert(x, target):
+        return x if x.dtype == target else lax.convert_element_type(x, target)
 
     def run(*arguments):
         known = dict(zip(flat.jaxpr.invars, arguments, strict=True))
         known |= zip(flat.jaxpr.constvars, flat.consts, strict=True)
 
-        def find(atom, own):
+        def find(atom, target):
             x = atom.val if isinstance(atom, core.Literal) else known[atom]
-            return jnp.asarray(x, own) if atom.aval.dtype == wide else x
+            return jnp.asarray(x, target) if atom.aval.dtype == wide else x
 
         for eqn in flat.jaxpr.eqns:
-            own = wide if eqn.primitive.name in REDUCTIONS else dtype
-            operands = [find(x, own) for x in eqn.invars]
-            params = {k: own if _is_dtype(v, wide) else v for k, v in eqn.params.items()}
+            compute_dtype = wide if eqn.primitive.name in REDUCTIONS else dtype
+            operands = [find(x, compute_dtype) for x in eqn.invars]
+            params = {k: compute_dtype if _is_dtype(v, wide) else v for k, v in eqn.params.items()}
             known |= dict(zip(eqn.outvars, bound(eqn, params, operands), strict=True))
         found = (find(x, x.aval.dtype) for x in flat.jaxpr.outvars)
         return [convert(x, old.dtype) for x, old in zip(found, flat.out_avals, strict=True)]

@@ -1,7 +1,7 @@
-"""From a jaxpr to the values that it computes: calls are gone, what moves data is one kind of node.
+"""Expression graph of a jaxpr, with calls inlined and data movement as a single kind of node.
 
-A `Value` is an array of the jaxpr as a function of where an element is asked for. Nothing fails
-here: what has no elementwise code is `Opaque`, which matters only where its elements are needed.
+A `Value` is an array of the jaxpr, whose code is emitted for one element at a time. A value without
+elementwise code is `Opaque`; this is an error only if its elements are needed.
 """
 
 import dataclasses
@@ -25,11 +25,11 @@ from jax_tcgemm.system.jax_internals import as_jaxpr, source_line
 
 @dataclasses.dataclass(eq=False, frozen=True)
 class Value:
-    """An array.
+    """Array of a jaxpr.
 
     Attributes:
-      shape: its shape.
-      dtype: its dtype.
+      shape: shape of the array.
+      dtype: dtype of the array.
     """
 
     shape: tuple[int, ...]
@@ -45,7 +45,7 @@ class Accumulator(Value):
 
 @dataclasses.dataclass(eq=False, frozen=True)
 class Operand(Value):
-    """Operand `number`, or, where it is an array, what the function has closed over."""
+    """Operand `number`, or an array that the function closes over."""
 
     number: int | jax.Array
 
@@ -59,7 +59,7 @@ class Constant(Value):
 
 @dataclasses.dataclass(eq=False, frozen=True)
 class Index(Value):
-    """The index in row-major order along some dimensions, less its `shift` lowest bits."""
+    """Row-major index along some dimensions, shifted right by `shift` bits."""
 
     dimensions: tuple[int, ...]
     shift: int = 0
@@ -71,8 +71,9 @@ class View(Value):
 
     Attributes:
       of: the other value.
-      move: from the places of elements in this one, and the result's shape, to those in `of`.
-      keeps_order: whether the elements are all of those of `of`, in the same order.
+      move: function from the places of elements in this value, and the result's shape, to their
+        places in `of`.
+      keeps_order: whether the view has all elements of `of`, in the same order.
     """
 
     of: Value
@@ -82,21 +83,21 @@ class View(Value):
 
 @dataclasses.dataclass(eq=False, frozen=True)
 class Apply(Value):
-    """A function of each element.
+    """Elementwise primitive.
 
     Attributes:
       primitive: a key of `expressions.EXPRESSIONS`.
-      operands: of the same rank or scalars; those of extent 1 broadcast.
-      params: the primitive's.
-      equation: what to call it where it cannot be computed.
-      part: of which the primitive is one, such as "polynomial".
+      operands: values of the same rank, or scalars; dimensions of size 1 broadcast.
+      params: parameters of the primitive.
+      equation: the equation, for error messages.
+      expanded: the primitive whose expansion contains this one, such as "polynomial", or "".
     """
 
     primitive: str
     operands: tuple[Value, ...]
     params: dict
     equation: "Equation"
-    part: str = ""
+    expanded: str = ""
 
 
 @dataclasses.dataclass(eq=False, frozen=True)
@@ -134,7 +135,7 @@ class Keys(Value):
 
 @dataclasses.dataclass(frozen=True)
 class Equation:
-    """Names an equation in messages; `call`: the one that it is inside of."""
+    """Equation as error messages name it; `call` is the call that contains it."""
 
     eqn: core.JaxprEqn
     call: "Equation | None" = None
@@ -146,7 +147,7 @@ class Equation:
 
     @property
     def where(self) -> str:
-        """As "file:line"; of functions of JAX it is where they are called."""
+        """Return "file:line" of the equation, or of the call of a JAX function that contains it."""
         return source_line(self.eqn) or (self.call.where if self.call else "")
 
 
@@ -159,7 +160,7 @@ def _is_key(aval) -> bool:
 
 
 def _has_known_keys(operands: Sequence[Value], avals) -> bool:
-    """Whether random keys, and what is made of them, are those of the default generator."""
+    """Return whether all random keys are those of the default generator."""
     keys = [x for x in (*operands, *avals) if _is_key(x)]
     is_known = all(str(x.dtype) == _KEY_DTYPE and not isinstance(x, Opaque) for x in keys)
     return is_known and getattr(jax.config, "jax_threefry_partitionable", True)
@@ -172,24 +173,24 @@ _KEY_DTYPE = "key<fry>"
 
 
 class Reader:
-    """Reads one function.
+    """Conversion of one function to values.
 
     Args:
-      num_accumulators: how many of its arguments are accumulators.
+      num_accumulators: number of arguments that are accumulators.
     """
 
     def __init__(self, num_accumulators: int):
         self._num_accumulators = num_accumulators
         self._constants: dict[int, Operand] = {}
-        # What the equations are part of that are being read: a call, another primitive.
+        # The call and the expanded primitive whose equations are being read.
         self._call: Equation | None = None
-        self._part = ""
+        self._expanded = ""
 
     def read(self, closed: core.ClosedJaxpr) -> list[Value]:
-        """The results of a function.
+        """Return the results of a function as values.
 
         Raises:
-          InexpressibleError: it has effects, which would be lost.
+          InexpressibleError: if the function has effects, which would be lost.
         """
         arguments = []
         for i, var in enumerate(closed.jaxpr.invars):
@@ -201,7 +202,7 @@ class Reader:
         return self._inline(closed, arguments)
 
     def _inline(self, jaxpr, arguments: Sequence[Value]) -> list[Value]:
-        """The results of a jaxpr, closed or not, of arguments."""
+        """Return the results of a jaxpr, closed or not, for given arguments."""
         constants = getattr(jaxpr, "consts", ())
         jaxpr = as_jaxpr(jaxpr)
         known = dict(zip(jaxpr.invars, arguments, strict=True))
@@ -226,7 +227,7 @@ class Reader:
         return _keys(aval, Operand((*aval.shape, 2), np.dtype(np.uint32), number))
 
     def _constant(self, array, aval) -> Value:
-        """A number in the code where it is known, an operand where it is an array."""
+        """Return a literal in the code for a known number, or an operand for an array."""
         if not isinstance(array, jax.Array) and np.ndim(array) == 0:
             return Constant((), aval.dtype, np.asarray(array, aval.dtype)[()])
         if id(array) not in self._constants:
@@ -270,7 +271,7 @@ class Reader:
         return Equation(eqn, self._call)
 
     def _apply(self, shape, dtype, equation, primitive, *operands, params=None) -> Apply:
-        function = (primitive, operands, params or {}, equation, self._part)
+        function = (primitive, operands, params or {}, equation, self._expanded)
         return Apply(tuple(shape), np.dtype(dtype), *function)
 
     def _expand(self, eqn, operands) -> list[Value]:
@@ -278,11 +279,11 @@ class Reader:
         name = eqn.primitive.name
         types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
         jaxpr = jax.make_jaxpr(functools.partial(EXPANSIONS[name], **eqn.params))(*types)
-        before, self._part = self._part, self._part or name
+        before, self._expanded = self._expanded, self._expanded or name
         try:
             return self._inline(jaxpr, operands)
         finally:
-            self._part = before
+            self._expanded = before
 
     def _same(self, eqn, *operands):
         return list(operands)
@@ -357,16 +358,16 @@ class Reader:
         return Reduced(aval.shape, aval.dtype, x, kind, tuple(eqn.params["axes"]), self._name(eqn))
 
     def _cond(self, eqn, which, *operands):
-        """All branches, which have no effects, and of each result the one that is meant."""
+        """Return selected results of all branches, which have no effects."""
         branches = [self._inline(branch, operands) for branch in eqn.params["branches"]]
-        before, self._part = self._part, self._part or "cond"
+        before, self._expanded = self._expanded, self._expanded or "cond"
         results = [
             self._apply(
                 value.shape, value.dtype, self._name(eqn), "select_n", which, value, *others
             )
             for value, *others in zip(*branches, strict=True)
         ]
-        self._part = before
+        self._expanded = before
         return None if any(_is_key(x) for x in results) else results
 
     # --- random numbers of the default generator --------------------------------------------------
@@ -376,7 +377,7 @@ class Reader:
         return tuple(Member(hashed.shape, hashed.dtype, hashed, number) for number in (0, 1))
 
     def _hashed_indices(self, eqn, keys: Keys, shape) -> tuple[Value, Value]:
-        """A hash for each key of each index of `shape`."""
+        """Return the hash of each index of `shape` for each key."""
         whole, rank = (*keys.shape, *shape), len(keys.shape)
         words = [_broadcast(word, whole, range(rank)) for word in keys.words]
         dimensions = tuple(range(rank, len(whole)))
@@ -435,7 +436,7 @@ class Reader:
 
 
 def _keys(aval, data: Value) -> Keys:
-    """Keys, from their words along the last dimension."""
+    """Return keys whose words are along the last dimension of a value."""
 
     def word(number: int) -> Value:
         def move(at: Places, result) -> Places:

@@ -101,7 +101,7 @@ def linear_cross_entropy(
       vocabulary_axis: the vocabulary dimension of w, 0 or 1. Neither layout is copied, and the
         gradient has the layout of w.
       axis_name: inside `jax.shard_map`, the mesh axis, or a tuple of axes, over whose devices the
-        vocabulary is sharded in equal parts, in order. w and bias are a device's shard; labels
+        vocabulary is sharded evenly, in order. w and bias are a device's shard; labels
         refer to the whole vocabulary. Devices exchange three numbers per token (two for a mean or
         sum).
       token_axis_name: inside `jax.shard_map`, the mesh axis, or a tuple of axes, over whose devices

@@ -39,17 +39,17 @@ class Division:
             for a, spec in zip(operands, self._specs(len(rest)), strict=True)
         ]
 
-    def run(self, own: Callable, operands: Sequence, *, is_sum: bool):
+    def run(self, function: Callable, operands: Sequence, *, is_sum: bool):
         """Run a function on each device's shards of the operands, after `moved`.
 
         Args:
-          own: a function of one device's operands, with collectives over the axes.
+          function: a function of one device's operands, with collectives over the axes.
           operands: the arrays.
           is_sum: whether the result is a scalar, equal on all devices, instead of one per token.
         """
         types = zip(self.mesh.axis_names, self.mesh.axis_types, strict=True)
         return jax.shard_map(
-            own,
+            function,
             mesh=self.mesh,
             in_specs=tuple(self._specs(len(operands) - 3)),
             out_specs=P() if is_sum else P(*self.tokens),

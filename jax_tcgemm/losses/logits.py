@@ -52,7 +52,7 @@ class How:
     Attributes:
       options: options of the call.
       soft_cap: bound of the magnitude of logits, by a hyperbolic tangent; None for no bound.
-      label_smoothing: part of the target that is spread over the vocabulary.
+      label_smoothing: fraction of the target that is spread over the vocabulary.
       z_loss: factor of the squared logarithm of the sum of exponentials.
       axis_name: the manual mesh axis or axes that shard the vocabulary, or None.
       chunk_bytes: bound on the stored logits at a time; None for the default of `num_chunks`.
@@ -78,7 +78,7 @@ class How:
         """Number of tokens that determines every choice of a batch-invariant call; else 0."""
         return self.options.invariant_rows
 
-    def apart(self, x: jax.Array) -> jax.Array:
+    def without_fma(self, x: jax.Array) -> jax.Array:
         """Keep XLA from contracting a product with a sum into one rounding (FMA)."""
         return lax.optimization_barrier(x) if self.rows else x
 
@@ -94,8 +94,8 @@ class How:
         """Round the result of a step, if the call rounds this step."""
         if self.rounded_to is None or step > self.last_rounded:
             return z
-        own = jnp.finfo(self.rounded_to)
-        return lax.reduce_precision(z, own.nexp, own.nmant)
+        finfo = jnp.finfo(self.rounded_to)
+        return lax.reduce_precision(z, finfo.nexp, finfo.nmant)
 
     @property
     def devices(self) -> int:
@@ -192,8 +192,8 @@ def by_tokens(function: Callable, chunks: int, *arrays):
 
     def chunk(_, number):
         # Taken one at a time, so that none of the arrays is copied whole.
-        own = (lax.dynamic_index_in_dim(a, number, 1, keepdims=False) for a in leaves)
-        return None, function(*jax.tree.unflatten(tree, own))
+        of_chunk = (lax.dynamic_index_in_dim(a, number, 1, keepdims=False) for a in leaves)
+        return None, function(*jax.tree.unflatten(tree, of_chunk))
 
     leaves, tree = jax.tree.flatten(split)
     _, found = lax.scan(chunk, None, jnp.arange(chunks, dtype=jnp.int32))
@@ -203,10 +203,10 @@ def by_tokens(function: Callable, chunks: int, *arrays):
 def together(found, tokens: int):
     """Merge arrays of chunks, as `in_chunks` returns them, into arrays of `tokens` tokens."""
 
-    def joined(f):
+    def merged(f):
         return jnp.swapaxes(f, 0, 1).reshape(f.shape[0] * f.shape[1], *f.shape[2:])[:tokens]
 
-    return jax.tree.map(joined, found)
+    return jax.tree.map(merged, found)
 
 
 def in_chunks(chunks: int, *arrays):
@@ -267,11 +267,11 @@ def padded(how: How, w, bias, columns: int) -> Vocabulary:
     return Vocabulary(w, *(None if a is None else a[None] for a in (before, after)), totals)
 
 
-def part_of(how: How, w, bias, start, extent: int) -> Vocabulary:
-    """Vocab chunk, padded to aligned rows of logits."""
-    part = lax.dynamic_slice_in_dim(w, start, extent, how.vocabulary_axis)
-    own_bias = None if bias is None else lax.dynamic_slice_in_dim(bias, start, extent)
-    return padded(how, part, own_bias, aligned(extent))
+def vocab_chunk(how: How, w, bias, start, size: int) -> Vocabulary:
+    """Return `size` columns of the vocabulary, padded to aligned rows of logits."""
+    w = lax.dynamic_slice_in_dim(w, start, size, how.vocabulary_axis)
+    bias = None if bias is None else lax.dynamic_slice_in_dim(bias, start, size)
+    return padded(how, w, bias, aligned(size))
 
 
 def aligned(extent: int) -> int:
@@ -437,7 +437,7 @@ def softmax_of_stored(
     """Compute the labels' logits and the softmax of a chunk of tokens from stored logits.
 
     Exponents are shifted by the token's largest logit. Batch-invariant calls add exponentials in
-    one order for any number of tokens: by halves.
+    one order for any number of tokens, as a binary tree.
 
     Args:
       how: static parameters of the call.
@@ -452,12 +452,12 @@ def softmax_of_stored(
         z, slope = with_logits(how, x, vocabulary, stored_logits, ()), None
     else:
         z, slope = with_logits(how, x, vocabulary, _logits_and_slopes, ())
-    z = how.apart(z)
+    z = how.without_fma(z)
     is_label = ((labels >= 0) & (labels < size))[:, None]
     taken = jnp.where(is_label, labels[:, None], 0)
     columns = jnp.where(is_label, labels[:, None], np.iinfo(np.int32).max)
-    own = jnp.where(is_label, jnp.take_along_axis(z, taken, 1), jnp.nan)
-    own_slope = None if slope is None else jnp.take_along_axis(slope, taken, 1)
+    label_logits = jnp.where(is_label, jnp.take_along_axis(z, taken, 1), jnp.nan)
+    label_slopes = None if slope is None else jnp.take_along_axis(slope, taken, 1)
     shift = _finite(lax.stop_gradient(z.max(-1, keepdims=True)))
     shift = jnp.where(is_label, shift, jnp.nan)
     exponents = jnp.clip(z - shift, *EXPONENTS)
@@ -465,14 +465,15 @@ def softmax_of_stored(
     stored = None
     if dtype is not None:
         stored = (values if slope is None else values * slope).astype(dtype)
-    add = _sums_of_halves if how.rows else functools.partial(jnp.sum, axis=-1, keepdims=True)
-    moments = add(how.apart(exponents * values)) if with_moments else None
+    add = _tree_sum if how.rows else functools.partial(jnp.sum, axis=-1, keepdims=True)
+    moments = add(how.without_fma(exponents * values)) if with_moments else None
     totals = add(z[:, :size]) if how.label_smoothing else None
-    return Labels(columns, own, own_slope), Softmax(stored, shift, add(values), moments, totals)
+    softmax = Softmax(stored, shift, add(values), moments, totals)
+    return Labels(columns, label_logits, label_slopes), softmax
 
 
-def _sums_of_halves(x: jax.Array) -> jax.Array:
-    """Sum each row by adding its halves elementwise until one column is left."""
+def _tree_sum(x: jax.Array) -> jax.Array:
+    """Sum each row as a binary tree, whose order depends on the number of columns only."""
     columns = x.shape[1]
     x = jnp.pad(x, ((0, 0), (0, (1 << (columns - 1).bit_length()) - columns)))
     while x.shape[1] > 1:

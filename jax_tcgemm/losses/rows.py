@@ -61,12 +61,14 @@ def _forward(how, with_entropy, x, w, bias, labels):
         def of_stored(x, labels):
             return lg.softmax_of_stored(how, x, vocabulary, labels, size, None, with_entropy)
 
-        own, softmax = lg.by_tokens(of_stored, chunks, x, labels)
+        token_labels, softmax = lg.by_tokens(of_stored, chunks, x, labels)
     else:
         of_labels = functools.partial(lg.labels_of, how, w=w, bias=bias)
-        own = lg.by_tokens(lambda x, labels: of_labels(x, labels=labels), chunks, x, labels)
-        softmax = lg.softmax(how, x, vocabulary, own.logits, None, with_entropy, chunks)
-    results = [losses_of(how, x, vocabulary, own, softmax, size), softmax.lse]
+        token_labels = lg.by_tokens(
+            lambda x, labels: of_labels(x, labels=labels), chunks, x, labels
+        )
+        softmax = lg.softmax(how, x, vocabulary, token_labels.logits, None, with_entropy, chunks)
+    results = [losses_of(how, x, vocabulary, token_labels, softmax, size), softmax.lse]
     if with_entropy:
         results.append(jnp.log(softmax.sums) - softmax.moments / softmax.sums)
     results = [r[:, 0] for r in results]
@@ -83,21 +85,21 @@ def losses_of(how: How, x, vocabulary, labels, softmax, size: int) -> jax.Array:
     losses = (softmax.shift - labels.logits) + log_sums
     if how.label_smoothing:
         rest = lse - lg.mean_logits(how, x, vocabulary, softmax, size)
-        losses = how.apart((1 - how.label_smoothing) * losses)
-        losses = losses + how.apart(how.label_smoothing * rest)
-    return losses + how.apart(how.z_loss * lse * lse) if how.z_loss else losses
+        losses = how.without_fma((1 - how.label_smoothing) * losses)
+        losses = losses + how.without_fma(how.label_smoothing * rest)
+    return losses + how.without_fma(how.z_loss * lse * lse) if how.z_loss else losses
 
 
 def _backward(how, with_entropy, kept, cotangents):
     """Gradients of `token_losses`, from the gradient of logits as `Gradient` describes it."""
     x, w, bias, labels, lse, *entropies = kept
     ct, ct_lse, *ct_entropies = cotangents
-    growth = 1 + how.apart(2 * how.z_loss * lse) if how.z_loss else None
-    a = ct + ct_lse if growth is None else how.apart(ct * growth) + ct_lse
+    growth = 1 + how.without_fma(2 * how.z_loss * lse) if how.z_loss else None
+    a = ct + ct_lse if growth is None else how.without_fma(ct * growth) + ct_lse
     b = None
     if with_entropy:
         b = -ct_entropies[0]
-        a = a + how.apart(b * entropies[0])
+        a = a + how.without_fma(b * entropies[0])
     c = (how.label_smoothing - 1) * ct
     d = -how.label_smoothing / (how.size(w) * how.devices) * ct if how.label_smoothing else None
     return *gradients_of(how, x, w, bias, labels, lse, Gradient(a, c, b, d)), None
@@ -125,23 +127,23 @@ def gradients_of(how: How, x, w, bias, labels, lse, gradient: Gradient):
     narrow = x.astype(dtype)
     first = size * (0 if how.axis_name is None else lax.axis_index(how.axis_name))
 
-    def chunk(sums, start, extent):
-        dx, dw, db = sums
-        vocabulary = lg.part_of(how, w, bias, start, extent)
-        own = labels[:, None] - first - start
-        gradients = lg.with_logits(how, x, vocabulary, function, (own, *columns))
+    def chunk(accumulated, start, extent):
+        dx, dw, db = accumulated
+        vocabulary = lg.vocab_chunk(how, w, bias, start, extent)
+        label_columns = labels[:, None] - first - start
+        gradients = lg.with_logits(how, x, vocabulary, function, (label_columns, *columns))
         dx_dtype = x.dtype if dx is None and extent == size else wide
         factor = vocabulary.w.astype(dtype)
         dx = how.product(gradients, factor, how.by_vocabulary, dx_dtype, dx)
-        own_dw = how.gradient_of_w(gradients, narrow, w.dtype)
-        own_dw = lax.slice_in_dim(own_dw, 0, extent, axis=axis)
-        own_db = None
+        chunk_dw = how.gradient_of_w(gradients, narrow, w.dtype)
+        chunk_dw = lax.slice_in_dim(chunk_dw, 0, extent, axis=axis)
+        chunk_db = None
         if bias is not None:
-            own_db = jnp.sum(gradients.astype(wide), 0)[:extent].astype(bias.dtype)
+            chunk_db = jnp.sum(gradients.astype(wide), 0)[:extent].astype(bias.dtype)
         if extent == size:
-            return dx, own_dw, own_db
-        dw = lax.dynamic_update_slice_in_dim(dw, own_dw, start, axis)
-        db = None if bias is None else lax.dynamic_update_slice_in_dim(db, own_db, start, 0)
+            return dx, chunk_dw, chunk_db
+        dw = lax.dynamic_update_slice_in_dim(dw, chunk_dw, start, axis)
+        db = None if bias is None else lax.dynamic_update_slice_in_dim(db, chunk_db, start, 0)
         return dx, dw, db
 
     tokens = how.rows or len(x)

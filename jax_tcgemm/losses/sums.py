@@ -61,9 +61,9 @@ def _forward(how, *primals):
     x, w, bias, labels, scales = (None if p is None else p.value for p in primals)
     moves = tuple(p is not None and p.perturbed for p in primals[:3])
 
-    def weigh(own, softmax, scales):
+    def weigh(chunk_labels, softmax, scales):
         share = how.label_smoothing / (how.size(w) * how.devices)
-        return *_weighed(how, own, softmax, scales), -share * scales if share else None
+        return *_weighed(how, chunk_labels, softmax, scales), -share * scales if share else None
 
     losses, _, *gradients = _with_gradients(how, moves, weigh, x, w, bias, labels, scales)
     like = None if bias is None else jnp.zeros((0,), bias.dtype)
@@ -88,8 +88,8 @@ def losses_and_gradients(how: How, x, w, bias, labels, a, c):
     # If a is 0, the label's term remains, and the softmax still needs a nonzero factor.
     a = jnp.where((a == 0) & (c != 0), 1e-6 * c, a)
 
-    def weigh(own, softmax, a, c):
-        element = jnp.exp(own.logits - softmax.shift)
+    def weigh(chunk_labels, softmax, a, c):
+        element = jnp.exp(chunk_labels.logits - softmax.shift)
         share = jnp.where(c == 0, 0, c / jnp.where(a == 0, 1, a))
         return a / softmax.sums, element + share * softmax.sums, None
 
@@ -106,7 +106,7 @@ def _with_gradients(how: How, moves, weigh: Callable, x, w, bias, labels, *numbe
       how: static parameters of the call.
       moves: for x, w and bias, whether its gradient is requested.
       weigh: weigh(labels, softmax, *numbers) of a chunk returns the factors of the exponentials,
-        the exponentials to put in place of the labels' own, and None or the addends of all
+        the values that replace the labels' exponentials, and None or the addends of all
         columns, as column vectors.
       x: (tokens, k).
       w: (vocabulary of this device, k), or the other way round.
@@ -121,23 +121,25 @@ def _with_gradients(how: How, moves, weigh: Callable, x, w, bias, labels, *numbe
     narrow, columns = vocabulary.w.astype(dtype), how.size(vocabulary.w)
     chunks = lg.num_token_chunks(how, len(x), columns, w.dtype, max(_CHUNK_BYTES, 4 * w.size))
 
-    def chunk(sums, x, labels, *numbers):
+    def chunk(accumulated, x, labels, *numbers):
         if lg.stores_logits(how, len(x), w):
-            own, softmax = lg.softmax_of_stored(how, x, vocabulary, labels, size, dtype, False)
+            chunk_labels, softmax = lg.softmax_of_stored(
+                how, x, vocabulary, labels, size, dtype, False
+            )
         else:
-            own = lg.labels_of(how, x, w, bias, labels)
-            softmax = lg.softmax(how, x, vocabulary, own.logits, dtype, False, 1)
-        rows = losses_of(how, x, vocabulary, own, softmax, size)[:, 0], softmax.lse[:, 0]
+            chunk_labels = lg.labels_of(how, x, w, bias, labels)
+            softmax = lg.softmax(how, x, vocabulary, chunk_labels.logits, dtype, False, 1)
+        rows = losses_of(how, x, vocabulary, chunk_labels, softmax, size)[:, 0], softmax.lse[:, 0]
         if not any(moves):
-            return sums, (*rows, None)
-        factors, element, shares = weigh(own, softmax, *(n[:, None] for n in numbers))
-        gradients = _with_labels(own, softmax, element)
+            return accumulated, (*rows, None)
+        factors, element, shares = weigh(chunk_labels, softmax, *(n[:, None] for n in numbers))
+        gradients = _with_labels(chunk_labels, softmax, element)
         dx = None
         if moves_x:
             operands = (factors,) if shares is None else (factors, shares, vocabulary.totals[0])
             epilogue = _scaled(_kept_dtype(x.dtype))
             dx = how.with_epilogue(gradients, narrow, how.by_vocabulary, epilogue, operands)
-        dw, db = sums
+        dw, db = accumulated
         if moves_w:
             dw_dtype = _kept_dtype(w.dtype) if chunks == 1 else wide
             wide_x = x.astype(wide)
@@ -147,9 +149,9 @@ def _with_gradients(how: How, moves, weigh: Callable, x, w, bias, labels, *numbe
             weighted = (factors * wide_x).astype(dtype)
             dw = how.gradient_of_w(gradients, weighted, dw_dtype, dw)
         if moves_bias:
-            own_db = jnp.sum(factors * gradients.astype(wide), 0)
-            own_db = own_db if shares is None else own_db + jnp.sum(shares)
-            db = own_db if db is None else db + own_db
+            chunk_db = jnp.sum(factors * gradients.astype(wide), 0)
+            chunk_db = chunk_db if shares is None else chunk_db + jnp.sum(shares)
+            db = chunk_db if db is None else db + chunk_db
         return (dw, db), (*rows, dx)
 
     if chunks == 1:
@@ -158,9 +160,9 @@ def _with_gradients(how: How, moves, weigh: Callable, x, w, bias, labels, *numbe
         dw = jnp.zeros(vocabulary.w.shape, wide) if moves_w else None
         db = jnp.zeros(columns, wide) if moves_bias else None
         varying = jax.tree.leaves((x, w, bias, labels, numbers))
-        sums = jax.tree.map(lambda a: same_varying(a, *varying)[0], (dw, db))
+        zeros = jax.tree.map(lambda a: same_varying(a, *varying)[0], (dw, db))
         split = lg.in_chunks(chunks, x, labels, *numbers)
-        (dw, db), rows = lax.scan(lambda sums, each: chunk(sums, *each), sums, split)
+        (dw, db), rows = lax.scan(lambda found, each: chunk(found, *each), zeros, split)
         losses, lse, dx = lg.together(rows, len(x))
     dw = None if dw is None else lax.slice(dw, (0, 0), w.shape).astype(_kept_dtype(w.dtype))
     return losses, lse, dx, dw, None if db is None else db[:size]
@@ -172,7 +174,7 @@ def _kept_dtype(dtype):
 
 
 def _weighed(how: How, labels: lg.Labels, softmax: lg.Softmax, scales):
-    """Factors of the exponentials, and the exponentials to put in place of the labels' own."""
+    """Return factors of the exponentials, and the values that replace the labels' exponentials."""
     growth = 1 + 2 * how.z_loss * softmax.lse
     if how.z_loss:
         # growth vanishes only if lse is near -1 / (2 z_loss); this bounds the division below.

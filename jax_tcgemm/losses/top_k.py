@@ -107,34 +107,34 @@ def linear_top_k(
         vocabulary_axis=axis,
     )
     k = _canonical_k(op, k, how.size(w) * how.devices)
-    own = [a for a in (lg.rows(x), w, bias) if a is not None]
-    own = [*same_varying(*own, over=axes), *([None] if bias is None else [])]
-    values, indices = _top_k(how, k, *lax.stop_gradient(own))
-    values = _with_derivatives(how, *own, values, indices)
+    operands = [a for a in (lg.rows(x), w, bias) if a is not None]
+    operands = [*same_varying(*operands, over=axes), *([None] if bias is None else [])]
+    values, indices = _top_k(how, k, *lax.stop_gradient(operands))
+    values = _with_derivatives(how, *operands, values, indices)
     return tuple(a.reshape(*x.shape[:-1], k) for a in (values, indices))
 
 
 def _canonical_k(op: str, k, size: int) -> int:
     try:
-        own = index(k)
+        number = index(k)
     except TypeError:
         raise TypeError(
             f"{op}: k must be an integer, got k of type {type(k).__name__}; it is part of the "
             "program"
         ) from None
-    if not 1 <= own <= size or isinstance(k, bool):
+    if not 1 <= number <= size or isinstance(k, bool):
         raise ValueError(
             f"{op}: k must be from 1 up to the vocabulary, {size}, got {k=}; take fewer"
         )
-    return own
+    return number
 
 
 def _top_k(how: How, k: int, x, w, bias) -> tuple[jax.Array, jax.Array]:
     chunks = lg.num_token_chunks(
         how, len(x), max(_LEAST_COLUMNS, k), wide_dtype(x.dtype), _CHUNK_BYTES
     )
-    own = min(k, how.size(w))
-    found = lg.by_tokens(lambda x: _of_chunk(how, own, x, w, bias), chunks, x)
+    local_k = min(k, how.size(w))
+    found = lg.by_tokens(lambda x: _of_chunk(how, local_k, x, w, bias), chunks, x)
     return tuple(found if how.axis_name is None else _of_devices(how, k, w, *found))
 
 
@@ -142,12 +142,12 @@ def _of_devices(how: How, k: int, w, values, indices) -> list[jax.Array]:
     """Merge the largest logits of all devices that share the vocabulary."""
     place = lax.axis_index(how.axis_name)
 
-    def together(own, nothing):
+    def together(local, nothing):
         # In the order of the devices, so that lower indices come first.
-        everyone = jnp.full((how.devices, *own.shape), nothing, own.dtype)
-        everyone, _ = same_varying(everyone, own)
-        found = how.total(lax.dynamic_update_index_in_dim(everyone, own, place, 0))
-        return jnp.moveaxis(found, 0, 1).reshape(len(own), how.devices * own.shape[1])
+        everyone = jnp.full((how.devices, *local.shape), nothing, local.dtype)
+        everyone, _ = same_varying(everyone, local)
+        found = how.total(lax.dynamic_update_index_in_dim(everyone, local, place, 0))
+        return jnp.moveaxis(found, 0, 1).reshape(len(local), how.devices * local.shape[1])
 
     # Adding -0.0 changes no value, not even the sign of a zero.
     values = together(values, -0.0)
@@ -163,22 +163,22 @@ def _of_chunk(how: How, k: int, x, w, bias) -> list[jax.Array]:
         values, indices = lax.top_k(z, min(k, z.shape[1]))
         return values, indices.astype(jnp.int32)
 
-    def joined(found, more):
+    def merge(found, more):
         # Lower indices first, so that equal values stay ordered by index.
         values, indices = (lax.concatenate(pair, 1) for pair in zip(found, more, strict=True))
         values, places = lax.top_k(values, k)
         return values, jnp.take_along_axis(indices, places, 1)
 
-    return list(_over_logits(how, largest, joined, k, x, w, bias))
+    return list(_over_logits(how, largest, merge, k, x, w, bias))
 
 
-def _over_logits(how: How, function: Callable, joined: Callable, least: int, x, w, bias):
+def _over_logits(how: How, function: Callable, merge: Callable, least: int, x, w, bias):
     """Reduce the logits of a chunk of tokens to values and indices, by vocab chunks.
 
     Args:
       how: static parameters of the call.
       function: function(z) returns values and indices of the logits of a vocab chunk.
-      joined: joined(found, more) merges two results; the indices of `found` are lower.
+      merge: merge(found, more) merges two results; the indices of `found` are lower.
       least: least number of columns of a vocab chunk, if the vocabulary has as many.
       x: (tokens, k).
       w: (vocabulary of this device, k), or the other way round.
@@ -190,13 +190,13 @@ def _over_logits(how: How, function: Callable, joined: Callable, least: int, x, 
     extent = min(size, lg.aligned(max(least, -(-size // chunks))))
 
     def of_chunk(start, extent):
-        vocabulary = lg.part_of(how, w, bias, start, extent)
+        vocabulary = lg.vocab_chunk(how, w, bias, start, extent)
         z = lg.with_logits(how, x, vocabulary, lg.stored_logits, ())[:, :extent]
         values, places = function(z)
         return values, places + start
 
     def with_chunk(found, start, extent):
-        return joined(found, of_chunk(start, extent))
+        return merge(found, of_chunk(start, extent))
 
     return lg.over_vocabulary(with_chunk, of_chunk(0, extent), size, extent, first=1)
 
@@ -219,8 +219,8 @@ def _derivative(how: How, primals, tangents):
     def of_columns(columns):
         """Derivatives of some of the k logits of each token, (columns, tokens)."""
         columns = columns - first
-        is_own = (columns >= 0) & (columns < size)
-        columns = jnp.where(is_own, columns, 0)
+        is_here = (columns >= 0) & (columns < size)
+        columns = jnp.where(is_here, columns, 0)
         found = jnp.zeros(columns.shape, wide)
         for features, weights in ((dx, w), (x, dw)):
             if features is not None and weights is not None:
@@ -229,15 +229,15 @@ def _derivative(how: How, primals, tangents):
                     rows = jnp.moveaxis(rows, 0, -1)
                 found += jnp.sum(features.astype(wide) * rows.astype(wide), -1)
         found = found if db is None else found + db[columns].astype(wide)
-        return how.total(jnp.where(is_own, found, 0))
+        return how.total(jnp.where(is_here, found, 0))
 
     # As many of the k at once as the gathered rows of w fit into a chunk.
     most = max(1, (how.chunk_bytes or _CHUNK_BYTES) // max(1, x.size * wide.itemsize))
-    parts = [indices.T[i : i + most] for i in range(0, values.shape[1], most)]
-    whole = len(parts) - (len(parts[-1]) != most)
-    found = [of_columns(part) for part in parts[whole:]]
+    chunks = [indices.T[i : i + most] for i in range(0, values.shape[1], most)]
+    whole = len(chunks) - (len(chunks[-1]) != most)
+    found = [of_columns(chunk) for chunk in chunks[whole:]]
     if whole:
-        of_whole = lax.map(of_columns, jnp.stack(parts[:whole]))
+        of_whole = lax.map(of_columns, jnp.stack(chunks[:whole]))
         found = [of_whole.reshape(whole * most, len(x)), *found]
     found = jnp.concatenate(found).T
     if how.soft_cap is not None:
@@ -263,12 +263,12 @@ def argmax_of_logits(how: How, x, w, bias) -> jax.Array:
         places = lax.argmax(z, 1, jnp.int32)
         return jnp.take_along_axis(z, places[:, None], 1)[:, 0], places
 
-    def joined(found, more):
+    def merge(found, more):
         is_more = (more[0] > found[0]) | (jnp.isnan(more[0]) & ~jnp.isnan(found[0]))
         return tuple(jnp.where(is_more, b, a) for a, b in zip(found, more, strict=True))
 
     def chunk(x):
-        return _over_logits(how, largest, joined, 1, x, w, bias)[1]
+        return _over_logits(how, largest, merge, 1, x, w, bias)[1]
 
     chunks = lg.num_token_chunks(how, len(x), _LEAST_COLUMNS, wide_dtype(x.dtype), _CHUNK_BYTES)
     return lg.by_tokens(chunk, chunks, x)

@@ -30,8 +30,8 @@ def accelerate(fn: Callable, *, wide: bool = False, losses: bool | None = None) 
         step = jax.jit(jax_tcgemm.accelerate(train_step))
 
     Two products of one operand become one call if an elementwise equation needs an element of each
-    product, such as a gate and up. The two halves of one product, as of stacked weights, are
-    handled in the same way. Sums, maxima and minima over whole rows or columns of an epilogue's
+    product, such as a gate and up. Gate and up of one product with stacked weights are handled
+    in the same way. Sums, maxima and minima over whole rows or columns of an epilogue's
     values become results of the call, unless an XLA loop reads the same values and can compute the
     reduction.
 

@@ -65,17 +65,17 @@ def _followed(eqn: core.JaxprEqn, known, repeated, rows) -> set[core.Var] | None
     if name in ("exp", "argmax"):
         return None
     if inner is not None:
-        own = {x for x, is_known in zip(inner.invars, are_known, strict=True) if is_known}
-        own_repeated = set()
+        inner_known = {x for x, is_known in zip(inner.invars, are_known, strict=True) if is_known}
+        inner_repeated = set()
         for inner_eqn in inner.eqns:
             if inner_eqn.primitive.name == "broadcast_in_dim":
-                own_repeated.update(inner_eqn.outvars)
-            found = _followed(inner_eqn, own, own_repeated, rows)
+                inner_repeated.update(inner_eqn.outvars)
+            found = _followed(inner_eqn, inner_known, inner_repeated, rows)
             if found is None:
                 return None
-            own |= found
+            inner_known |= found
         outs = zip(eqn.outvars, inner.outvars, strict=True)
-        return {x for x, y in outs if not isinstance(y, core.Literal) and y in own}
+        return {x for x, y in outs if not isinstance(y, core.Literal) and y in inner_known}
     if name not in _BETWEEN or as_rows(eqn.outvars[0].aval.shape) != rows:
         return set()
     # Other operands of the logits' shape must be broadcast from smaller arrays.

@@ -15,8 +15,8 @@ import jax
 from jax import lax
 from jax.extend import core
 
+from jax_tcgemm.epilogues.gate_up import GateUp
 from jax_tcgemm.epilogues.group import Group, Products
-from jax_tcgemm.epilogues.halves import Halves
 from jax_tcgemm.primitives.encodings.plain import Plain
 from jax_tcgemm.system.jax_internals import as_jaxpr, new_variable
 
@@ -60,11 +60,11 @@ def products_of(
         # A product that depends on the other one cannot be its partner.
         return [other for other in found[:_MOST_PARTNERS] if not before()[number] >> other & 1]
 
-    def is_apart(number: int, halves: Halves) -> bool:
-        found = _arranged_halves(products[number], halves)
-        return found is not None and _is_apart(*found)
+    def can_split(number: int, gate_up: GateUp) -> bool:
+        found = _with_columns_last(products[number], gate_up)
+        return found is not None and _are_column_blocks(*found)
 
-    return Products(product, lines, partners, is_apart)
+    return Products(product, lines, partners, can_split)
 
 
 def call_of(equations: Sequence[core.JaxprEqn], group: Group):
@@ -74,15 +74,15 @@ def call_of(equations: Sequence[core.JaxprEqn], group: Group):
       At most one equation to run first; the operands; their encoding.
     """
     eqn = equations[group.products[0]]
-    if group.halves is None and len(group.products) == 1:
+    if group.gate_up is None and len(group.products) == 1:
         return [], eqn.invars, _encoding(eqn, eqn.params)
-    if group.halves is None:
+    if group.gate_up is None:
         eqn, other = by_columns(eqn), by_columns(equations[group.products[1]])
         factors = [*eqn.invars, other.invars[1]]
         return [], factors, _encoding(eqn, eqn.params, num_rhs=2)
-    eqn, halves = _arranged_halves(eqn, group.halves)
-    pair = halves.dimension + halves.is_alternating
-    before, rhs, params = _with_pair(eqn, halves)
+    eqn, gate_up = _with_columns_last(eqn, group.gate_up)
+    pair = gate_up.dimension + gate_up.is_interleaved
+    before, rhs, params = _with_pair(eqn, gate_up)
     return before, [eqn.invars[0], rhs], _encoding(eqn, params, pair=pair)
 
 
@@ -124,8 +124,8 @@ def _ranks(eqn: core.JaxprEqn) -> tuple[int, int, int]:
     """Return the numbers of batch dimensions, left free and right free dimensions of the result."""
     contract, batch = eqn.params["dimension_numbers"]
     free = [
-        x.aval.ndim - len(own) - len(shared)
-        for x, own, shared in zip(eqn.invars, contract, batch, strict=True)
+        x.aval.ndim - len(contracted) - len(batched)
+        for x, contracted, batched in zip(eqn.invars, contract, batch, strict=True)
     ]
     return len(batch[0]), *free
 
@@ -176,21 +176,21 @@ def _exchanged(eqn: core.JaxprEqn) -> core.JaxprEqn:
     return eqn.replace(invars=eqn.invars[::-1], params=params | changed)
 
 
-# --- halves ---------------------------------------------------------------------------------------
+# --- gate and up of a stacked product -------------------------------------------------------------
 
 
-def _arranged_halves(eqn: core.JaxprEqn, halves: Halves) -> tuple[core.JaxprEqn, Halves] | None:
+def _with_columns_last(eqn: core.JaxprEqn, gate_up: GateUp) -> tuple[core.JaxprEqn, GateUp] | None:
     """Return a stacked product `by_columns` with its gate and up; None if no columns are last.
 
     A stacking dimension that is indexed away may be anywhere in the result. If it comes before the
     rows, as in an einsum to "cbtj" with two entries of c, it is moved to the first of the columns.
     """
     found = by_columns(eqn)
-    if found is not None or not halves.is_dropped:
-        return None if found is None else (found, halves)
-    pair, (out,) = halves.dimension, eqn.outvars
+    if found is not None or not gate_up.is_dropped:
+        return None if found is None else (found, gate_up)
+    pair, (out,) = gate_up.dimension, eqn.outvars
     # A batch dimension is among neither operand's columns.
-    columns = next((own for own in _dims(eqn) if pair in own), [])
+    columns = next((dims for dims in _dims(eqn) if pair in dims), [])
     others = [dim for dim in columns if dim != pair]
     if not others or not out.aval.sharding.mesh.empty:
         return None
@@ -203,10 +203,10 @@ def _arranged_halves(eqn: core.JaxprEqn, halves: Halves) -> tuple[core.JaxprEqn,
     found = by_columns(
         eqn.replace(outvars=[moved], params=eqn.params | {"permutation": permutation})
     )
-    return None if found is None else (found, dataclasses.replace(halves, dimension=place))
+    return None if found is None else (found, dataclasses.replace(gate_up, dimension=place))
 
 
-def _is_apart(eqn: core.JaxprEqn, halves: Halves) -> bool:
+def _are_column_blocks(eqn: core.JaxprEqn, gate_up: GateUp) -> bool:
     """Return whether gate and up are column blocks of the right operand that need no copy.
 
     The stacking dimension must be the first of the columns, or select one of two consecutive
@@ -214,11 +214,11 @@ def _is_apart(eqn: core.JaxprEqn, halves: Halves) -> bool:
     operands must not be sharded over explicit mesh axes.
     """
     _, columns = _dims(eqn)
-    dimension = halves.dimension
-    has_two_last = halves.is_dropped and len(columns) > 1
-    if dimension == columns[-1] and (halves.is_alternating or has_two_last):
-        return _alternate(eqn, columns)
-    if halves.is_alternating:
+    dimension = gate_up.dimension
+    has_two_last = gate_up.is_dropped and len(columns) > 1
+    if dimension == columns[-1] and (gate_up.is_interleaved or has_two_last):
+        return _are_interleaved_columns(eqn, columns)
+    if gate_up.is_interleaved:
         return False
     is_divided = any(not x.aval.sharding.mesh.empty for x in eqn.invars)
     if columns[0] != dimension or is_divided or eqn.params["out_sharding"] is not None:
@@ -231,7 +231,7 @@ def _is_apart(eqn: core.JaxprEqn, halves: Halves) -> bool:
     return axes == between
 
 
-def _alternate(eqn: core.JaxprEqn, columns) -> bool:
+def _are_interleaved_columns(eqn: core.JaxprEqn, columns) -> bool:
     """Return whether columns are adjacent axes of the right operand, each column contiguous."""
     is_divided = any(not x.aval.sharding.mesh.empty for x in eqn.invars)
     if is_divided or eqn.params["out_sharding"] is not None:
@@ -251,16 +251,16 @@ def _axis(eqn: core.JaxprEqn, dimension: int) -> int:
     return free[eqn.params["permutation"][dimension] - num_batch - num_lhs]
 
 
-def _with_pair(eqn: core.JaxprEqn, halves: Halves):
+def _with_pair(eqn: core.JaxprEqn, gate_up: GateUp):
     """Return the right operand with a dimension for gate and up, its reshape, and parameters."""
     params, rhs = eqn.params, eqn.invars[1]
-    if halves.is_dropped:
+    if gate_up.is_dropped:
         return [], rhs, params
     contract, batch = params["dimension_numbers"]
-    natural = params["permutation"][halves.dimension]
-    axis, shape = _axis(eqn, halves.dimension), list(rhs.aval.shape)
-    half = shape[axis] // 2
-    shape[axis : axis + 1] = (half, 2) if halves.is_alternating else (2, half)
+    natural = params["permutation"][gate_up.dimension]
+    axis, shape = _axis(eqn, gate_up.dimension), list(rhs.aval.shape)
+    size = shape[axis] // 2
+    shape[axis : axis + 1] = (size, 2) if gate_up.is_interleaved else (2, size)
     reshape = _reshape(rhs.aval, tuple(shape))
     made = new_variable(reshape.outvars[0])
     reshape = reshape.replace(invars=[rhs], outvars=[made], source_info=eqn.source_info)
@@ -269,7 +269,7 @@ def _with_pair(eqn: core.JaxprEqn, halves: Halves):
         return tuple(x + (x > axis) for x in axes)
 
     order = [(x,) if x < natural else (x + 1,) for x in params["permutation"]]
-    order[halves.dimension] = natural, natural + 1
+    order[gate_up.dimension] = natural, natural + 1
     changed = {
         "dimension_numbers": ((contract[0], moved(contract[1])), (batch[0], moved(batch[1]))),
         "permutation": tuple(x for axes in order for x in axes),

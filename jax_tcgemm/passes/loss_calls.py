@@ -41,14 +41,14 @@ class Product:
         axis = dx.ndim - 1
         if self.is_of_w:
             fits = tuple(axes) == (axis,) and tuple(others) == (vocabulary_axis,)
-            own = [*range(axis)], [axis]  # dimensions of dx that are of each operand
+            dims = [*range(axis)], [axis]  # dimensions of dx that are of each operand
         else:
             pairs = sorted(zip(axes, others, strict=True))
             fits = pairs == [(i, i) for i in range(axis)]
-            own = [vocabulary_axis], [1 - vocabulary_axis]
+            dims = [vocabulary_axis], [1 - vocabulary_axis]
         if not fits or any(batch):
             raise NotALossError("the gradient of its logits must be multiplied as x and w are")
-        order = own[0] + own[1] if self.side == 0 else own[1] + own[0]
+        order = dims[0] + dims[1] if self.side == 0 else dims[1] + dims[0]
         found = dx if self.is_of_w else dw
         return found.transpose([order[i] for i in self.eqn.params["permutation"]])
 
@@ -91,11 +91,11 @@ class Calls:
 
     def named(self, kind: str):
         """Return one of the methods below as a named `jax.jit` function of x, w, (bias,) ..."""
-        own = getattr(self, kind)
+        method = getattr(self, kind)
 
         def function(x, w, *rest):
             x, w, *rest = same_varying(x, w, *rest)
-            return own(x, w, *rest) if self.has_bias else own(x, w, None, *rest)
+            return method(x, w, *rest) if self.has_bias else method(x, w, None, *rest)
 
         function.__name__ = f"{NAME}_{kind}_{self.size // 10**6}"
         return jax.jit(function)
@@ -108,16 +108,16 @@ class Calls:
 
     def values_and_gradients(self, x, w, bias, label, a, c):
         """Return `values` and `gradients` of the logits' gradient a softmax(z) + c [v = label]."""
-        own, label, has_label, (a, c) = self._flat(x, label, a, c)
+        rows, label, has_label, (a, c) = self._flat(x, label, a, c)
         c = jnp.where(has_label, c, 0)
-        losses, lse, *found = loss_sums.losses_and_gradients(self.how, own, w, bias, label, a, c)
+        losses, lse, *found = loss_sums.losses_and_gradients(self.how, rows, w, bias, label, a, c)
         return *self._shaped(lse, losses, has_label), *self._products(x, *found)
 
     def gradients(self, x, w, bias, label, lse, a, c):
         """Return the products by the logits' gradient a softmax(z) + c [v = label]."""
-        own, label, has_label, (lse, a, c) = self._flat(x, label, lse, a, c)
+        rows, label, has_label, (lse, a, c) = self._flat(x, label, lse, a, c)
         gradient = loss_rows.Gradient(a, jnp.where(has_label, c, 0))
-        found = loss_rows.gradients_of(self.how, own, w, bias, label, lse, gradient)
+        found = loss_rows.gradients_of(self.how, rows, w, bias, label, lse, gradient)
         return self._products(x, *found)
 
     def largest(self, x, w, bias):

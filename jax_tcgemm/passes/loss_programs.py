@@ -1,10 +1,10 @@
-"""Finds losses in a program, and has them made without their logits.
+"""Rewrite pass for losses, which are then computed without storing their logits.
 
-A product is the logits of a loss where all that is computed of them is of the forms of
-`loss_values`: then their lse and the losses are made by `loss_rows`, what the program computes of
-these for each token stays as it is, and products of the gradient of the logits with what they are
-products of become `loss_rows.gradients_of`, or are made beside the losses, as by `loss_sums`, where
-its rows are known before.
+A product is the logits of a loss if all values that the program computes from it have the forms of
+`loss_values`. Calls then replace the product: of `losses/rows.py` for the log-sum-exp and the loss
+of each token, and for products by the gradient of the logits. If the factors of this gradient are
+known before the loss, one call of `losses/sums.py` computes losses and gradients. What the program
+computes from log-sum-exps and losses does not change.
 """
 
 import math
@@ -36,29 +36,30 @@ from jax_tcgemm.system.jax_internals import (
     varying_axes,
 )
 
-# What whole logits take in float32 from which on a loss gains by not having them: below, they stay
-# in the cache of a GPU. Gradients that have to make them again take longer than whole logits do,
-# and gain memory only.
+# Least bytes of logits in float32 for which the pass is used: smaller logits stay in a GPU's cache.
+# Gradients that recompute the logits take longer than stored logits and only save memory, so their
+# limit is higher.
 _LEAST_BYTES = 1 << 26
 _LEAST_BYTES_AGAIN = 1 << 30
 _LEAST_VOCABULARY = 1024
 _DTYPES = tuple(map(np.dtype, (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)))
-# What keeps numbers and their order where it keeps how many they are.
+# Primitives that keep elements and their order if they keep the number of elements.
 _KEEPING = SHAPING | {"reduce_sum", "reduce_max"}
 
 
 def with_losses(
     equations: Sequence[core.JaxprEqn], results: Sequence, *, wide: bool, losses: bool | None
 ):
-    """The equations with losses in the place of their logits, and the results.
+    """Replace losses by calls that do not store logits; return equations and results.
 
-    A product that looks like logits and is none has the reason among its diagnostics.
+    A product that looks like logits but is not replaced gets the reason as a diagnostic.
 
     Args:
-      equations: a program in which products are ours.
-      results: its results.
-      wide: leave out what rounds the logits.
-      losses: whether any is asked for; None asks for them where no others may divide their tokens.
+      equations: a program whose products are this library's.
+      results: the program's results.
+      wide: whether to leave out roundings of the logits.
+      losses: whether to replace losses; None replaces them unless automatic mesh axes may shard
+        their tokens.
     """
     equations, results = list(equations), list(results)
     if losses is False:
@@ -67,7 +68,7 @@ def with_losses(
     wanted = exponentiated(equations, [eqn.outvars[0] for eqn in candidates])
     for eqn in [eqn for eqn in candidates if eqn.outvars[0] in wanted]:
         if not any(other is eqn for other in equations):
-            continue  # a product of another loss, which is there no more
+            continue  # a product of another loss, which was replaced
         loss = _Loss(equations, results, eqn, wide=wide)
         try:
             found = loss.rewritten()
@@ -108,11 +109,11 @@ def _may_be_logits(eqn: core.JaxprEqn) -> bool:
 
 
 class _Loss:
-    """One product, and what the program becomes if it is the logits of a loss.
+    """Program in which one product may be the logits of a loss.
 
-    Variables are `known` as what they are of logits, whatever dimensions their tokens have. Those
-    that are computed from logits are `gone` from the program; others stay, and what is unused in
-    the end is left out.
+    `_known` has the symbolic value of each variable, whatever the dimensions of its tokens.
+    Variables that are computed from logits are `_gone` from the program; the others stay, and
+    unused equations are removed in the end.
     """
 
     def __init__(self, equations, results, eqn: core.JaxprEqn, *, wide: bool):
@@ -139,10 +140,10 @@ class _Loss:
         self.looks_like_one = False
 
     def rewritten(self):
-        """The program without the logits.
+        """Return the equations and results without the logits.
 
         Raises:
-          NotALossError: where they are needed.
+          NotALossError: if the program needs the logits.
         """
         equations, results = written_out(self._equations, self._results, self._is_of_logits)
         equations = without_unused(equations, results)
@@ -158,7 +159,7 @@ class _Loss:
         return without_unused(in_order(self._written), results), results
 
     def _is_of_logits(self, eqn: core.JaxprEqn) -> bool:
-        """Whether an equation is a call of what may be a part of a loss."""
+        """Return whether an equation calls a function that a loss may contain, to be inlined."""
         if not is_written_call(eqn) or loss_note(eqn):
             return False
         shapes = [x.aval.shape for x in (*eqn.invars, *eqn.outvars)]
@@ -197,7 +198,7 @@ class _Loss:
             self._keep_of_rows(eqn)
 
     def _take_step(self, out: core.Var) -> None:
-        """The result of a step of the head; what is known of none only the next one reads."""
+        """Add the result of a step of the head; only the next step reads intermediate results."""
         if out is self._head.logits:
             self._know(out, lv.LOGITS, is_gone=True)
         elif out is self._head.tanh:
@@ -215,12 +216,12 @@ class _Loss:
         self._made_by |= dict.fromkeys(eqn.outvars, eqn)
 
     def _keep_of_rows(self, eqn: core.JaxprEqn) -> None:
-        """An equation that stays, of rows that are computed for it."""
+        """Keep an equation, and compute the rows that it reads."""
         invars = [x if isinstance(x, core.Literal) else self._value_of(x, eqn) for x in eqn.invars]
         self._keep(eqn.replace(invars=invars))
 
     def _value_of(self, x: core.Var, eqn: core.JaxprEqn | None = None) -> core.Var:
-        """A variable that is there, of the same type, for one that may not be."""
+        """Return a variable of the new program for `x`, with the same type."""
         if x not in self._gone:
             return x
         value = self._known[x]
@@ -240,17 +241,17 @@ class _Loss:
         return self._reshaped[row, shape]
 
     def _varying_as(self, x: core.Var, value: core.Var) -> core.Var:
-        """A variable that varies over the mesh axes of a shard_map over which another one does."""
-        wanted, own = varying_axes(x.aval), varying_axes(value.aval)
-        if own - wanted:
+        """Return `value`, made to vary over the mesh axes of a shard_map over which `x` varies."""
+        wanted, axes_of_value = varying_axes(x.aval), varying_axes(value.aval)
+        if axes_of_value - wanted:
             raise NotALossError("what is computed of it must vary as its logits do")
-        axes = tuple(wanted - own)
+        axes = tuple(wanted - axes_of_value)
         if not axes:
             return value
         return self._emitted(lambda v: (lax.pcast(v, axes, to="varying"),), value)[0]
 
     def _emit(self, function: Callable, *operands: core.Var) -> core.Var:
-        """The result of a function of rows that is written into the program, a row."""
+        """Append the equations of a function of rows to the program; return its result, a row."""
 
         def row(*given):
             out = jnp.asarray(function(*given), None if given else self._dtype)
@@ -259,7 +260,7 @@ class _Loss:
         return self._emitted(row, *operands)[0]
 
     def _emitted(self, function: Callable, *operands: core.Var, results=None) -> list[core.Var]:
-        """Writes a function into the program, of operands and for results that are variables."""
+        """Append the equations of a function of variables, with `results` for its results."""
         types = [x.aval for x in operands]
         closed = traced(function, types, self._mesh, varies=self._varies)
         jaxpr = as_jaxpr(closed)
@@ -268,13 +269,13 @@ class _Loss:
         for x, result in zip(jaxpr.outvars, results or (), strict=False):
             if varying_axes(x.aval) != varying_axes(result.aval):
                 raise NotALossError("labels and what gradients are of must vary as its logits do")
-        own = dict(zip(jaxpr.invars, operands, strict=True))
+        written = dict(zip(jaxpr.invars, operands, strict=True))
         given = dict(zip(jaxpr.outvars, results or (), strict=False))
         for eqn in jaxpr.eqns:
-            own |= {x: given.get(x) or new_variable(x) for x in eqn.outvars}
-            invars = [x if isinstance(x, core.Literal) else own[x] for x in eqn.invars]
-            self._keep(eqn.replace(invars=invars, outvars=[own[x] for x in eqn.outvars]))
-        return [own[x] for x in jaxpr.outvars]
+            written |= {x: given.get(x) or new_variable(x) for x in eqn.outvars}
+            invars = [x if isinstance(x, core.Literal) else written[x] for x in eqn.invars]
+            self._keep(eqn.replace(invars=invars, outvars=[written[x] for x in eqn.outvars]))
+        return [written[x] for x in jaxpr.outvars]
 
     # --- what equations make ----------------------------------------------------------------------
 
@@ -417,7 +418,7 @@ class _Loss:
         return Full(beta=row) if is_known else None
 
     def _is_label(self, label: core.Var) -> bool:
-        """Whether a variable is that of the labels; the first one is."""
+        """Return whether a variable has the labels; the first candidate has."""
         if not self._is_row(label.aval.shape):
             return False
         if self._label is None:
@@ -425,7 +426,7 @@ class _Loss:
         return label is self._label
 
     def _root(self, x: core.Var) -> core.Var:
-        """The integers for each token that a variable has, with other dimensions of extent 1."""
+        """Return the row of integers from which `x` derives by reshapes and broadcasts."""
         eqn = self._made_by.get(x)
         while eqn is not None and eqn.primitive.name in (*SHAPING, *VARYING):
             (before,) = eqn.invars
@@ -437,7 +438,7 @@ class _Loss:
         return x
 
     def _axis_of_positions(self, x: core.Var) -> int | None:
-        """The axis along which a variable counts from 0 up to the vocabulary, if it does that."""
+        """Return the axis along which a variable counts from 0 up to the vocabulary, or None."""
         eqn = self._made_by.get(x)
         if eqn is None:
             return None
@@ -457,7 +458,7 @@ class _Loss:
         return longest[0] if len(longest) == 1 else None
 
     def _where_labelled(self, row: Row) -> Row:
-        """A row, and 0 where the label is none."""
+        """Return a row that is 0 where the label is out of range."""
         label = self._of_shape(self._label, self._tokens)
         value, size = self._rows.value(row), self._shape[-1]
         found = self._emit(
@@ -466,7 +467,7 @@ class _Loss:
         return lv.variable(found)
 
     def _is_of_largest(self, eqn: core.JaxprEqn) -> bool:
-        """Whether an equation says where each token has its largest logit."""
+        """Return whether an equation is the argmax of each token's logits."""
         return (
             eqn.primitive.name == "argmax"
             and tuple(eqn.params["axes"]) == (eqn.invars[0].aval.ndim - 1,)
@@ -499,7 +500,7 @@ class _Loss:
         )
 
     def _is_gradient(self, x) -> bool:
-        """Whether a value is the gradient of a product that is followed by the head's steps."""
+        """Return whether a value has the form of a gradient of the head's product."""
         if not isinstance(x, Full) or not x.is_gradient:
             return False
         is_capped = self._head.soft_cap is not None
@@ -584,7 +585,7 @@ class _Loss:
         )
 
     def _computed_from(self, *sources: core.Var) -> set[core.Var]:
-        """Some variables and what is computed from any of them."""
+        """Return variables and everything that is computed from any of them."""
         found = set(sources)
         for eqn in self._written:
             if not found.isdisjoint(x for x in eqn.invars if not isinstance(x, core.Literal)):
@@ -593,16 +594,16 @@ class _Loss:
 
 
 def _are_of_gradients(operands) -> bool:
-    """Whether what is computed is a gradient of logits or a factor of it, of any dtype."""
+    """Return whether operands are gradients of logits or their slopes, of any dtype."""
     return any(isinstance(x, Full | Slope) for x in operands) and not any(
         isinstance(x, Full) and not x.is_gradient for x in operands
     )
 
 
 def _are_of_rows(shape, taken, indexed, batch, batch_of_indices) -> bool:
-    """Whether the indices of a gather or scatter are places in the last dimension, one of each row.
+    """Return whether a gather or scatter has one index per row, in the last dimension.
 
-    Dimensions of extent 1 need be none of its batch.
+    Dimensions of size 1 need not be batch dimensions.
     """
     axis = len(shape) - 1
     rows = {i for i in range(axis) if shape[i] != 1}
@@ -611,15 +612,15 @@ def _are_of_rows(shape, taken, indexed, batch, batch_of_indices) -> bool:
 
 
 def _drops(mode) -> bool:
-    """Whether indices out of bounds are left out by a gather or scatter, or there are none."""
+    """Return whether a gather or scatter drops or excludes indices out of bounds."""
     return mode in (lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
 
 
 def _keeps_order(eqn: core.JaxprEqn) -> bool:
-    """Whether an equation adds or takes dimensions of extent 1, or repeats along the last one."""
+    """Return whether an equation changes dimensions of size 1, or repeats along the last one."""
     if eqn.primitive.name != "broadcast_in_dim":
         return True
     (x,), (out,) = eqn.invars, eqn.outvars
     is_leading = tuple(eqn.params["broadcast_dimensions"]) == tuple(range(x.aval.ndim))
     extents = zip(x.aval.shape, out.aval.shape[:-1], strict=False)
-    return is_leading and all(own == new for own, new in extents)
+    return is_leading and all(old == new for old, new in extents)

@@ -44,19 +44,21 @@ def write(
     jaxpr: core.Jaxpr, operands, results, known: dict, written: list, is_meant: IsMeant
 ) -> None:
     """Append a function's equations to `written` with new variables; add results to `known`."""
-    own = dict(zip(jaxpr.invars, operands, strict=True))
+    replaced = dict(zip(jaxpr.invars, operands, strict=True))
     for inner in jaxpr.eqns:
-        inner = inner.replace(invars=[found_as(x, own) for x in inner.invars])
+        inner = inner.replace(invars=[found_as(x, replaced) for x in inner.invars])
         made = [new_variable(x) for x in inner.outvars]
-        own |= zip(inner.outvars, made, strict=True)
+        replaced |= zip(inner.outvars, made, strict=True)
         inner = inner.replace(outvars=made)
         if is_meant(inner):
             new: dict = {}
             write(as_jaxpr(called(inner)), inner.invars, inner.outvars, new, written, is_meant)
-            own |= {x: new.get(y, y) for x, y in own.items() if not isinstance(y, core.Literal)}
+            replaced |= {
+                x: new.get(y, y) for x, y in replaced.items() if not isinstance(y, core.Literal)
+            }
         else:
             written.append(inner)
-    known |= {x: found_as(y, own) for x, y in zip(results, jaxpr.outvars, strict=True)}
+    known |= {x: found_as(y, replaced) for x, y in zip(results, jaxpr.outvars, strict=True)}
 
 
 def without_unused(equations: Sequence[core.JaxprEqn], results) -> list[core.JaxprEqn]:

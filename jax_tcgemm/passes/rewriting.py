@@ -1,8 +1,7 @@
-"""Rewrites programs: products become ours, with what follows them as their epilogue.
+"""Rewriting of jaxprs: products become this library's, with fused epilogues.
 
-A program is a jaxpr, and stays one: the equations that nothing is done to are the same objects, and
-those of other programs inside of it, such as the body of a scan, are given the rewritten program
-and keep all else.
+Equations that no pass changes remain the same objects. An equation with an inner jaxpr, such as the
+body of a scan, gets the rewritten inner jaxpr; its other parameters do not change.
 """
 
 import contextlib
@@ -25,11 +24,12 @@ from jax_tcgemm.epilogues.group import Group, Limits
 from jax_tcgemm.epilogues.group_function import group_function
 from jax_tcgemm.epilogues.groups import find_groups
 from jax_tcgemm.epilogues.membership import is_call_of_elements
+from jax_tcgemm.passes.concatenations import with_concatenations
+from jax_tcgemm.passes.gate_transposition import with_transposed_gates
 from jax_tcgemm.passes.gates import call_of, products_of
 from jax_tcgemm.passes.loss_calls import loss_note
 from jax_tcgemm.passes.loss_programs import with_losses
 from jax_tcgemm.passes.programs import found_as, renamed, write, written_out
-from jax_tcgemm.passes.side_by_side import with_joins
 from jax_tcgemm.passes.symmetry import keeps_symmetry, symmetric_variables, with_grams
 from jax_tcgemm.passes.transpositions import (
     is_transposition,
@@ -37,7 +37,6 @@ from jax_tcgemm.passes.transpositions import (
     transposed_result,
     without_unused_transpositions,
 )
-from jax_tcgemm.passes.turns import turned
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.epilogue_product import epilogue_product_p
 from jax_tcgemm.problem.call_options import CallOptions, Provenance, RoundingsRemoved
@@ -64,7 +63,7 @@ _INSIDE = {
 }
 _OPTIONS = CallOptions("accelerate", provenance=Provenance.ACCELERATED)
 _LIMITS = Limits(MOST_READS, MOST_RESULTS)
-# What lax.dot_general is called with; a later JAX may ask for what ours do not know.
+# Parameters of lax.dot_general that are known here; a later JAX may have others.
 _PARAMETERS = {"dimension_numbers", "precision", "preferred_element_type", "out_sharding"}
 _FLOATS = (
     np.dtype(jnp.float16),
@@ -80,8 +79,8 @@ class Settings(NamedTuple):
     """Settings of a rewrite, which the caller of `accelerate` chooses.
 
     Attributes:
-      wide: whether epilogues leave out roundings inside of them.
-      losses: whether losses are computed without logits, as of `with_losses`.
+      wide: whether epilogues leave out their inner roundings.
+      losses: whether losses are computed without logits; see `with_losses`.
     """
 
     wide: bool
@@ -89,12 +88,12 @@ class Settings(NamedTuple):
 
 
 class Rewriter:
-    """Rewrites one program, and each one inside of it once.
+    """Rewrite of a jaxpr and its inner jaxprs, each once.
 
     Args:
-      accelerate: does so with a function that a program keeps, to be traced later.
-      wide: leave out roundings inside of epilogues.
-      losses: whether to make losses without their logits, as of `with_losses`.
+      accelerate: rewrite of a function that a jaxpr holds and that is traced later.
+      wide: whether epilogues leave out their inner roundings.
+      losses: whether to compute losses without logits; see `with_losses`.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class Rewriter:
         self._known: dict[int, tuple] = {}  # with the programs themselves, whose ids these are
 
     def __call__(self, program):
-        """The rewritten program: a jaxpr, closed or not; the same object where nothing changes."""
+        """Rewrite a jaxpr, closed or not; return the same object if nothing changes."""
         if id(program) not in self._known:
             try:
                 rewritten = self._rewritten(program)
@@ -137,7 +136,7 @@ class Rewriter:
         return with_equations(program, equations, results)
 
     def _with_inner(self, eqn: core.JaxprEqn) -> core.JaxprEqn:
-        """An equation whose programs are rewritten."""
+        """Return an equation with its inner jaxprs rewritten."""
         name = eqn.primitive.name
         if name not in _INSIDE or _decides_by_primitives(eqn):
             return eqn
@@ -159,7 +158,7 @@ class Rewriter:
         return eqn.replace(params=eqn.params | changed) if changed else eqn
 
     def _derivatives(self, eqn: core.JaxprEqn) -> dict:
-        """The parameters with what a function of `jax.custom_vjp` does for its derivatives."""
+        """Return the differentiation rules of a `jax.custom_vjp` call, rewritten."""
 
         def forward(thunk):
             def rewritten(*zeros):
@@ -184,8 +183,8 @@ def notes(equations: Sequence[core.JaxprEqn], results) -> dict[int, str]:
     computes a loss without storing its logits.
     """
     losses = {number: note for number, eqn in enumerate(equations) if (note := loss_note(eqn))}
-    options = {number: own for number, eqn in enumerate(equations) if (own := options_of(eqn))}
-    if not any(own.is_accelerated for own in options.values()):
+    options = {number: x for number, eqn in enumerate(equations) if (x := options_of(eqn))}
+    if not any(x.is_accelerated for x in options.values()):
         return losses
 
     def is_alone(eqn: core.JaxprEqn) -> bool:
@@ -197,21 +196,21 @@ def notes(equations: Sequence[core.JaxprEqn], results) -> dict[int, str]:
         if reason.eqn is not None and reason.eqn.primitive is epilogue_product_p:
             reason = "what follows is part of another product's epilogue"
         found[number] = f"no epilogue: {reason}"
-    for number, own in options.items():
-        if own.diagnostics:
-            said = (*map(str, own.diagnostics), found.get(number))
+    for number, call_options in options.items():
+        if call_options.diagnostics:
+            said = (*map(str, call_options.diagnostics), found.get(number))
             found[number] = "; ".join(filter(None, said))
     return found
 
 
 def options_of(eqn: core.JaxprEqn) -> CallOptions | None:
-    """Return the options of a call of ours; None for another equation."""
+    """Return the options of a call of this library; None for other equations."""
     options = eqn.params.get("options")
     return options if isinstance(options, CallOptions) else None
 
 
 def _decides_by_primitives(eqn: core.JaxprEqn) -> bool:
-    """Whether its primitives say what derivatives are to keep of it, and so must stay."""
+    """Return whether a policy that is still to be applied depends on the inner primitives."""
     return eqn.params.get("policy") is not None and not eqn.params.get("differentiated", False)
 
 
@@ -220,7 +219,7 @@ def _is_product(eqn: core.JaxprEqn) -> bool:
 
 
 def can_have_epilogue(eqn: core.JaxprEqn) -> bool:
-    """Whether an equation is a product of ours that a function may follow in one call."""
+    """Return whether an equation is a product of this library that can have an epilogue."""
     if eqn.primitive is not plain.dot_general_p or not has_plain_context(eqn):
         return False
     params, (out,), (lhs, rhs) = eqn.params, eqn.outvars, eqn.invars
@@ -241,13 +240,13 @@ def can_have_epilogue(eqn: core.JaxprEqn) -> bool:
     return is_narrower and not getattr(out.aval, "weak_type", False)
 
 
-# What is done several times to the same array: modules of Flax each convert their input to their
-# dtype, and in a shard_map each product makes its operands vary.
+# Primitives that programs apply to one array several times: each Flax module converts its input to
+# its dtype, and in a shard_map each product makes its operands vary.
 _REPEATED = frozenset({"convert_element_type", "pcast", "pvary", "reshape", "squeeze", "transpose"})
 
 
 def _without_repetitions(equations, results) -> tuple[list[core.JaxprEqn], list]:
-    """Equations of which none converts or reshapes what another one has, and the results."""
+    """Remove repeated conversions and reshapes of one array; return equations and results."""
     known: dict = {}
     seen: dict = {}
     kept = []
@@ -271,9 +270,9 @@ def _atom(x):
 
 
 def _products_as_ours(equations, results) -> list[core.JaxprEqn]:
-    """JAX's products as ours, and the transpositions beside them as a part of these."""
+    """Replace JAX's products by this library's, with transpositions as layouts."""
     made_by = {x: eqn for eqn in equations for x in eqn.outvars}
-    # Of what is transposed by an equation alone the equation, else None.
+    # For each variable, the transposition that alone reads it, else None.
     users: dict = {}
     for eqn in equations:
         for x in eqn.invars:
@@ -290,7 +289,7 @@ def _products_as_ours(equations, results) -> list[core.JaxprEqn]:
             ours = transposed_result(
                 transposed_operands(_ours(eqn), made_by, plain.READING), users, gone
             )
-            # What is a part of it now can be no part of another one.
+            # A transposition that is merged into this product cannot be merged into another one.
             made_by.pop(ours.outvars[0], None)
             found.append(ours)
         else:
@@ -329,7 +328,7 @@ def _ours(eqn: core.JaxprEqn) -> core.JaxprEqn:
 
 
 def _ragged(eqn: core.JaxprEqn) -> list[core.JaxprEqn]:
-    """The equations of our ragged product of the same operands; its own where that is none."""
+    """Return the equations of this library's ragged product, or `eqn` if it is not supported."""
     if not eqn.params.keys() <= _ragged_parameters() or not has_plain_context(eqn):
         return [eqn]
     with contextlib.suppress(Exception):
@@ -356,7 +355,7 @@ def _ragged_parameters() -> frozenset[str]:
 
 
 def _with_epilogues(equations: Sequence[core.JaxprEqn], results, *, wide: bool):
-    """The equations with products and what follows them as one call each."""
+    """Return the equations with each group of a product and its epilogue as one call."""
     products = products_of(equations, can_have_epilogue)
     grouping = find_groups(equations, results, products, _LIMITS)
     gone = {number for group in grouping.groups for number in group.products} | grouping.gone
@@ -379,9 +378,9 @@ def _with_epilogues(equations: Sequence[core.JaxprEqn], results, *, wide: bool):
 
 
 def _call(equations, group: Group, known, *, wide: bool) -> list[core.JaxprEqn]:
-    """The equation of a group, after one that reshapes a factor perhaps.
+    """Return the equations of a group's call: at most one reshape of an operand, and the call.
 
-    `known`: `symmetric_variables` of the equations.
+    `known` has the `symmetric_variables` of the equations.
     """
     eqn = equations[group.products[0]]
     dtype = accumulator_dtype(*(x.aval.dtype for x in eqn.invars))
@@ -411,9 +410,9 @@ class Pass(NamedTuple):
     """A rewrite pass.
 
     Attributes:
-      name: what it does.
-      run: from equations, results and settings to other equations and results, which compute the
-        same values but for what the settings say.
+      name: description.
+      run: function from equations, results and settings to equations and results that compute the
+        same values, apart from roundings that the settings leave out.
     """
 
     name: str
@@ -421,11 +420,11 @@ class Pass(NamedTuple):
 
 
 def _of_equations(rewrite: Callable) -> Callable:
-    """The function of a pass that leaves the results as they are."""
+    """Return the `run` of a pass that does not change the results."""
     return lambda equations, results, settings: (rewrite(equations, results), results)
 
 
-# In their order.
+# In the order in which they run.
 PASSES = (
     Pass(
         "inline calls of elementwise operations",
@@ -440,8 +439,11 @@ PASSES = (
         "compute products of symmetric matrices by half",
         lambda equations, results, _: (with_grams(equations), results),
     ),
-    Pass("turn sums of padded arrays into concatenations", _of_equations(with_joins)),
-    Pass("transpose gated GEMMs whose weights are rows of the result", _of_equations(turned)),
+    Pass("replace sums of padded arrays by concatenations", _of_equations(with_concatenations)),
+    Pass(
+        "transpose gated GEMMs whose weights are rows of the result",
+        _of_equations(with_transposed_gates),
+    ),
     Pass(
         "compute losses without logits",
         lambda equations, results, settings: with_losses(

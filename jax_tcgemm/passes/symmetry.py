@@ -70,11 +70,11 @@ def keeps_symmetry(
     shape, pair = product.aval.shape, known[product].pair
 
     def is_kept(x) -> bool:
-        own = x.aval.shape
-        if len(own) == len(shape) and all(own[axis] == 1 for axis in pair):
+        input_shape = x.aval.shape
+        if len(input_shape) == len(shape) and all(input_shape[axis] == 1 for axis in pair):
             return True
         is_symmetric = isinstance(x, core.Var) and x in known and known[x].pair == pair
-        return own == () or (is_symmetric and own == shape)
+        return input_shape == () or (is_symmetric and input_shape == shape)
 
     return all(map(is_kept, inputs))
 

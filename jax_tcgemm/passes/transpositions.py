@@ -1,4 +1,4 @@
-"""Transpositions beside products, which become a part of these: of operands and of results."""
+"""Rewrite pass that merges transpositions of operands and results into the layouts of products."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ from jax_tcgemm.system.jax_internals import has_plain_context
 
 
 def transposed_operands(eqn: core.JaxprEqn, made_by, reading: Reading) -> core.JaxprEqn:
-    """A product that reads operands as they are before they are transposed.
+    """Return a product that reads the operands of transpositions, if its layout allows.
 
-    `made_by`: the equation that makes each variable; `reading`: where the
-    primitive has its layout.
+    `made_by` has the equation that computes each variable; `reading` has the position of the layout
+    among the primitive's parameters.
     """
     if (layout := reading.layout_of(eqn.params)) is None:
         return eqn
@@ -32,12 +32,12 @@ def transposed_operands(eqn: core.JaxprEqn, made_by, reading: Reading) -> core.J
 
 
 def is_transposition(eqn: core.JaxprEqn) -> bool:
-    """Whether an equation is one."""
+    """Return whether an equation is a transposition."""
     return eqn.primitive is transpose_p and has_plain_context(eqn)
 
 
 def reading(eqn: core.JaxprEqn, side: int, x: core.Var, order: Sequence[int]) -> core.JaxprEqn:
-    """A product that reads what its operand is a transposition of, in this order."""
+    """Return a product that reads `x`, of which its operand is the transposition by `order`."""
     keys = "dimension_numbers", "permutation"
     ndims = [x.aval.ndim for x in eqn.invars[:2]]
     changed = through(*(eqn.params[key] for key in keys), ndims, side, order)
@@ -47,7 +47,7 @@ def reading(eqn: core.JaxprEqn, side: int, x: core.Var, order: Sequence[int]) ->
 
 
 def transposed_result(eqn: core.JaxprEqn, users, gone: set) -> core.JaxprEqn:
-    """A product with the transposition of its result, where nothing else reads that."""
+    """Return a product that includes the transposition of its result, if that alone reads it."""
     while eqn.params["out_sharding"] is None:
         if (following := users.get(eqn.outvars[0])) is None:
             break
@@ -59,7 +59,7 @@ def transposed_result(eqn: core.JaxprEqn, users, gone: set) -> core.JaxprEqn:
 
 
 def without_unused_transpositions(equations, results) -> list[core.JaxprEqn]:
-    """The equations but transpositions that nothing reads."""
+    """Return the equations without transpositions whose results are unused."""
     used = {x for x in results if not isinstance(x, core.Literal)}
     kept = []
     for eqn in reversed(equations):

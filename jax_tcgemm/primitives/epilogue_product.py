@@ -27,10 +27,10 @@ from jax.extend import core
 
 from jax_tcgemm import selection
 from jax_tcgemm.epilogues import InexpressibleError, emit
-from jax_tcgemm.epilogues.joins import results_apart
-from jax_tcgemm.epilogues.parts import parts_of
-from jax_tcgemm.epilogues.reductions import reductions_apart
+from jax_tcgemm.epilogues.concatenation import split_concatenated_results
+from jax_tcgemm.epilogues.reductions import split_off_reductions
 from jax_tcgemm.epilogues.rounding import narrowed, of_stored
+from jax_tcgemm.epilogues.shard_function import shard_function
 from jax_tcgemm.primitives import functions, kept_values
 from jax_tcgemm.primitives.encodings import Encoding, Names, Product
 from jax_tcgemm.primitives.rules import moved, of_derivative, same_varying, transpose_by_parts
@@ -161,8 +161,8 @@ def _stored(*, encoding, function, xla_dtype, **_) -> tuple[np.dtype, core.Close
 
 
 def _reductions_apart(*, encoding, function, **_):
-    """`reductions_apart` of a function whose results the call returns as they are, else None."""
-    return None if encoding.masks_results else reductions_apart(function)
+    """`split_off_reductions` of an epilogue whose results the call does not mask, else None."""
+    return None if encoding.masks_results else split_off_reductions(function)
 
 
 def bare_products(*arguments, **params) -> list[jax.Array]:
@@ -281,7 +281,7 @@ def _new_dimension(result, acc, in_acc: int) -> int:
 @functools.lru_cache(maxsize=1024)
 def _reduces(function: core.ClosedJaxpr, num_accumulators: int) -> bool:
     try:
-        source, _ = emit(results_apart(function)[0], num_accumulators)
+        source, _ = emit(split_concatenated_results(function)[0], num_accumulators)
     except InexpressibleError:
         return False
     return any(result.reduction is not None for result in source.results)
@@ -367,7 +367,7 @@ def division_of(*avals_and_params) -> partitioning.Division:
     *avals, params = avals_and_params
     encoding, options = params["encoding"].unsharded(), params["options"]
     factors, operands = _split(avals, encoding)
-    parts = parts_of(params["function"], encoding.num_accumulators)
+    parts = shard_function(params["function"], encoding.num_accumulators)
     names = encoding.names(factors)
     others, results = functions.names_of_parts(parts, names.accumulator)
     others = encoding.names_of_operands(factors, operands, others)
@@ -442,7 +442,7 @@ def obstacle_to_division(
     all of it where the product alone is divided along it.
     """
     encoding, options = params["encoding"], params["options"]
-    parts = parts_of(params["function"], encoding.num_accumulators)
+    parts = shard_function(params["function"], encoding.num_accumulators)
     whole = [dim for dim in parts.whole if product.shape[dim] != 1]
     factors, _ = _split(operands, encoding)
     return encoding.obstacle_to_division(factors, whole, product, device, options)

@@ -13,7 +13,7 @@ from jax.extend import core
 from jax_tcgemm import selection
 from jax_tcgemm.device import fused
 from jax_tcgemm.epilogues.calls import closes_over_arrays, written_out
-from jax_tcgemm.epilogues.parts import parts_of
+from jax_tcgemm.epilogues.shard_function import shard_function
 from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.rules import is_moving, jvp_of_moving, series_by_parts
 from jax_tcgemm.primitives.transposes import Reading
@@ -100,7 +100,7 @@ def names_of_parts(parts, acc_names: Sequence[str]):
     """How a function's arrays are divided along the accumulator's dimensions.
 
     Args:
-      parts: `parts_of` the function.
+      parts: `shard_function` of the function.
       acc_names: the names of the accumulator's dimensions.
 
     Returns:
@@ -197,7 +197,7 @@ def mapped(function: core.ClosedJaxpr, types, in_dims, out_dims, size: int) -> c
 @functools.lru_cache(maxsize=1024)
 def of_part(function: core.ClosedJaxpr, num_accumulators: int, *types) -> core.ClosedJaxpr:
     """The same function of parts of its arguments, of these types."""
-    return jax.make_jaxpr(parts_of(function, num_accumulators))(*types)
+    return jax.make_jaxpr(shard_function(function, num_accumulators))(*types)
 
 
 def value_and_tangent(f: Callable, primals: Sequence, tangents: Sequence):

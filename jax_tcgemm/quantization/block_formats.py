@@ -55,7 +55,7 @@ def pack_mxfp4(w, *, stacked: bool = False) -> PackedWeight:
     """
     op = "pack_mxfp4"
     quotients, scale = _mx(_blocks(op, w, stacked, 32), 1 + stacked, _LARGEST)
-    return pack(op, _joined(_codes(quotients), stacked), scale, None, 32, "float4_e2m1fn")
+    return pack(op, _merge_blocks(_codes(quotients), stacked), scale, None, 32, "float4_e2m1fn")
 
 
 def pack_mxfp8(w, *, dtype="float8_e4m3fn", stacked: bool = False) -> PackedWeight:
@@ -102,7 +102,7 @@ def pack_mxfp8(w, *, dtype="float8_e4m3fn", stacked: bool = False) -> PackedWeig
     largest = float(jnp.finfo(name).max)
     quotients, scale = _mx(_blocks(op, w, stacked, 32), 1 + stacked, largest)
     q = jnp.clip(quotients, -largest, largest).astype(name)
-    return pack(op, _joined(q, stacked), scale, None, 32, name)
+    return pack(op, _merge_blocks(q, stacked), scale, None, 32, name)
 
 
 def pack_nvfp4(w, *, stacked: bool = False) -> PackedWeight:
@@ -142,7 +142,7 @@ def pack_nvfp4(w, *, stacked: bool = False) -> PackedWeight:
     op = "pack_nvfp4"
     q, scale, column_scale = _nvfp4(_blocks(op, w, stacked, 16), 1 + stacked)
     how = {"column_scale": column_scale}
-    return pack(op, _joined(q, stacked), scale, None, 16, "float4_e2m1fn", **how)
+    return pack(op, _merge_blocks(q, stacked), scale, None, 16, "float4_e2m1fn", **how)
 
 
 def _blocks(op: str, w, stacked: bool, size: int) -> jax.Array:
@@ -170,8 +170,8 @@ def _blocks(op: str, w, stacked: bool, size: int) -> jax.Array:
     return w.reshape(*w.shape[:axis], k // size, size, *w.shape[axis + 1 :])
 
 
-def _joined(blocks, stacked: bool):
-    """Blocks of rows as rows."""
+def _merge_blocks(blocks, stacked: bool):
+    """Reshape (..., groups, size, columns...) to (..., k, columns...)."""
     return lax.collapse(blocks, int(stacked), int(stacked) + 2)
 
 

@@ -422,18 +422,18 @@ def _regrouped(source: formats.Source, name: str, k: int, size: int, factors, g_
     """
     if len(factors[0]) == 1:
         return None, factors, None
-    own = group_size_within(math.gcd(k, size))
-    if own is None:
+    new_size = group_size_within(math.gcd(k, size))
+    if new_size is None:
         raise ValueError(
             f"{source.op}: {source.prefix}{name} must have groups of whole columns or of multiples "
             f"of {GROUP_SIZES[0]} rows, got groups of {size} of {k} rows; dequantize it"
         )
-    if own != size:
-        group = np.arange(0, k, own) // size
+    if new_size != size:
+        group = np.arange(0, k, new_size) // size
         factors = [None if x is None else x[group] for x in factors]
         if g_idx is not None:  # By the place of a row among those of its group.
-            g_idx = (np.argsort(np.argsort(g_idx, kind="stable")) // own).astype(np.int32)
-    return own, factors, g_idx
+            g_idx = (np.argsort(np.argsort(g_idx, kind="stable")) // new_size).astype(np.int32)
+    return new_size, factors, g_idx
 
 
 def _pack(source, name, scale, q, zero_point, bits, g_idx=None, is_signed=False) -> PackedWeight:

@@ -28,7 +28,7 @@ def from_gpt_oss(source, prefix: str = "", *, gate_up: bool = False) -> PackedWe
       prefix: name of the weight without "_blocks" and "_scales", such as
         "model.layers.0.mlp.experts.down_proj". The names of OpenAI's own files,
         "block.0.mlp.mlp2_weight.blocks" and ".scales", are read, too.
-      gate_up: whether the columns are those of a gate and an up by turns, as in gate_up_proj.
+      gate_up: whether gate and up columns are interleaved, as in gate_up_proj.
 
     Returns:
       A `PackedWeight` of shape (e, k, n), for `ragged_dot`. With gate_up, of shape

@@ -47,8 +47,8 @@ class Kind(enum.Enum):
         return f"{', '.join(others)} or {last}" if others else last
 
 
-class Part(NamedTuple):
-    """Number of words of which each holds `per` of a size; the last may be filled up."""
+class Blocks(NamedTuple):
+    """Number of blocks or words with `per` elements of a size each; the last may be padded."""
 
     size: str
     per: int
@@ -67,7 +67,7 @@ class OneOr(NamedTuple):
 
 
 class Divisor(NamedTuple):
-    """Number of equal parts of another size."""
+    """Divisor of another size, such as a number of groups."""
 
     size: str
     of: str
@@ -76,7 +76,7 @@ class Divisor(NamedTuple):
         return self.size
 
 
-Dim = int | str | Part | OneOr | Divisor
+Dim = int | str | Blocks | OneOr | Divisor
 
 
 class Array(NamedTuple):
@@ -112,17 +112,17 @@ def gptq(bits: int) -> tuple[Array, ...]:
     """The format of GPTQ."""
     per = 32 // bits
     return (
-        Array("qweight", Kind.WORDS, ((Part("k", per), "n"),)),
+        Array("qweight", Kind.WORDS, ((Blocks("k", per), "n"),)),
         Array("scales", Kind.FLOATS, ((_GROUPS, "n"),)),
-        Array("qzeros", Kind.WORDS, (("groups", Part("n", per)),)),
+        Array("qzeros", Kind.WORDS, (("groups", Blocks("n", per)),)),
         Array("g_idx", Kind.INTEGERS, (("k",),), is_optional=True),
     )
 
 
 AWQ = (
-    Array("qweight", Kind.WORDS, (("k", Part("n", 8)),)),
+    Array("qweight", Kind.WORDS, (("k", Blocks("n", 8)),)),
     Array("scales", Kind.FLOATS, ((_GROUPS, "n"),)),
-    Array("qzeros", Kind.WORDS, (("groups", Part("n", 8)),)),
+    Array("qzeros", Kind.WORDS, (("groups", Blocks("n", 8)),)),
 )
 
 
@@ -136,10 +136,10 @@ def compressed_tensors(bits: int, is_packed: bool, has_one_scale: bool) -> tuple
         sizes = {"least": 1, "largest": MAX_EXTENT, "holds": ("n", "k")}
         weight = (
             Array("weight_shape", Kind.INTEGERS, ((2,),), **sizes),
-            Array("weight_packed", Kind.WORDS, (("n", Part("k", per)),)),
+            Array("weight_packed", Kind.WORDS, (("n", Blocks("k", per)),)),
         )
         if not has_one_scale:
-            shapes = ((Part("n", per), "groups"),)
+            shapes = ((Blocks("n", per), "groups"),)
             zero_point = Array("weight_zero_point", Kind.WORDS, shapes, is_optional=True)
     else:
         weight = (Array("weight", Kind.INT8, (("n", "k"),), **in_range),)
@@ -159,8 +159,8 @@ def nvfp4(values: str, tensor_scale: str) -> tuple[Array, ...]:
       tensor_scale: name of the scale of the whole weight.
     """
     return (
-        Array(values, Kind.UINT8, (("n", Part("k", 2)),)),
-        Array("weight_scale", Kind.E4M3, (("n", Part("k", 16)),)),
+        Array(values, Kind.UINT8, (("n", Blocks("k", 2)),)),
+        Array("weight_scale", Kind.E4M3, (("n", Blocks("k", 16)),)),
         Array(tensor_scale, Kind.FLOATS, ((1,), ())),
     )
 
@@ -173,20 +173,20 @@ def float8(scale: str, is_e8m0: bool) -> tuple[Array, ...]:
       is_e8m0: whether the scales are powers of two.
     """
     kind = Kind.E8M0 if is_e8m0 else Kind.FLOATS
-    shapes = (1,), (), ("n", _GROUPS), (Part("n", FLOAT8_BLOCK), Part("k", FLOAT8_BLOCK))
+    shapes = (1,), (), ("n", _GROUPS), (Blocks("n", FLOAT8_BLOCK), Blocks("k", FLOAT8_BLOCK))
     return Array("weight", Kind.FLOAT8, (("n", "k"),)), Array(scale, kind, shapes)
 
 
 # MXFP4 of compressed-tensors: two codes of float4_e2m1fn a byte, and a power of two of 32.
 COMPRESSED_MXFP4 = (
-    Array("weight_packed", Kind.UINT8, (("n", Part("k", 2)),)),
-    Array("weight_scale", Kind.E8M0, (("n", Part("k", 32)),)),
+    Array("weight_packed", Kind.UINT8, (("n", Blocks("k", 2)),)),
+    Array("weight_scale", Kind.E8M0, (("n", Blocks("k", 32)),)),
 )
 
 
 def gpt_oss(separator: str) -> tuple[Array, ...]:
     """MXFP4 of experts: blocks of 32 codes of float4_e2m1fn in 16 bytes, and their scales."""
-    sizes = ("experts", "n", Part("k", 32))
+    sizes = ("experts", "n", Blocks("k", 32))
     return (
         Array(f"{separator}blocks", Kind.UINT8, ((*sizes, 16),)),
         Array(f"{separator}scales", Kind.E8M0, (sizes,)),
@@ -200,7 +200,7 @@ def bitsandbytes(itemsize: int, nested_blocksize: int | None) -> tuple[Array, ..
       itemsize: of the dtype in which the bytes are stored.
       nested_blocksize: of quantized scales, else None.
     """
-    stored = Part("bytes", itemsize)
+    stored = Blocks("bytes", itemsize)
     weight = Array("", Kind.BYTES, ((stored, 1), (1, stored), (stored,)))
     table = Array(".quant_map", Kind.FLOATS, ((16,),))
     if nested_blocksize is None:
@@ -209,7 +209,7 @@ def bitsandbytes(itemsize: int, nested_blocksize: int | None) -> tuple[Array, ..
         weight,
         table,
         Array(".absmax", Kind.UINT8, (("blocks",),)),
-        Array(".nested_absmax", Kind.FLOATS, ((Part("blocks", nested_blocksize),),)),
+        Array(".nested_absmax", Kind.FLOATS, ((Blocks("blocks", nested_blocksize),),)),
         Array(".nested_quant_map", Kind.FLOATS, ((256,),)),
     )
 
@@ -222,11 +222,16 @@ def bitsandbytes_state(quant_type: str) -> Array:
 def qwix(ndim: int) -> tuple[Array, ...]:
     """The fields of Qwix's arrays of a number of dimensions."""
     columns = ("n",) if ndim <= 2 else tuple(f"n{i}" for i in range(1, ndim))
-    own = tuple(map(OneOr, columns))
+    scale_columns = tuple(map(OneOr, columns))
     return (
         Array("qvalue", Kind.NARROW, (("k", *columns),)),
-        Array("scale", Kind.FLOATS, ((_GROUPS, *own),)),
-        Array("zero_point", Kind.INTEGERS_AND_NARROW, ((OneOr("groups"), *own),), is_optional=True),
+        Array("scale", Kind.FLOATS, ((_GROUPS, *scale_columns),)),
+        Array(
+            "zero_point",
+            Kind.INTEGERS_AND_NARROW,
+            ((OneOr("groups"), *scale_columns),),
+            is_optional=True,
+        ),
     )
 
 
@@ -324,7 +329,7 @@ def read(
                 f"{x.dtype.name}; is it of another format?"
             )
         bound = (_bound(dims, x.shape, sizes) for dims in array.shapes)
-        known = next((own for own in bound if own is not None), None)
+        known = next((x for x in bound if x is not None), None)
         if known is None:
             raise ValueError(
                 f"{op}: {name} must be of shape {_described(array.shapes, sizes)}, got {name}."
@@ -380,7 +385,7 @@ def _bound(dims, shape, sizes: dict[str, int]) -> dict[str, int] | None:
             fits = dim.size in sizes or sizes[dim.of] % actual == 0
             fits &= sizes.setdefault(dim.size, actual) == actual
         else:
-            dim = dim if isinstance(dim, Part) else Part(dim, 1)
+            dim = dim if isinstance(dim, Blocks) else Blocks(dim, 1)
             size = sizes.setdefault(dim.size, actual * dim.per)
             fits = actual == -(-size // dim.per)
         if not fits:
@@ -392,7 +397,7 @@ def _described(shapes, sizes: dict[str, int]) -> str:
     """Shapes by their sizes and, as far as these are known, by numbers."""
 
     def number(dim: Dim) -> str:
-        if isinstance(dim, Part) and dim.size in sizes:
+        if isinstance(dim, Blocks) and dim.size in sizes:
             return str(-(-sizes[dim.size] // dim.per))
         if isinstance(dim, OneOr):
             return str(dim).replace(dim.size, str(sizes[dim.size]))

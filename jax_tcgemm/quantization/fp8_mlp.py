@@ -209,7 +209,7 @@ def quantized_weights(up, down, how: dict):
     return [quantize(w, **how, with_transpose=True) for w in (both, down)]
 
 
-def in_halves(x: QuantizedArray) -> QuantizedArray:
+def split_gate_up(x: QuantizedArray) -> QuantizedArray:
     """Reshape weights (..., 2 j, k) to (..., 2, j, k)."""
     (*stack, rows, k), (*_, block_rows, depth), scale = x.shape, x.tile, x.scale
     *stacked, number, of_depth = scale.shape
@@ -218,8 +218,8 @@ def in_halves(x: QuantizedArray) -> QuantizedArray:
         scale, block_rows, number = spread_along(scale.ndim - 2, scale, rows, block_rows), 1, rows
     if number == 1:
         block_rows = max(rows // 2, 1)
-    halves = (1, 1) if number == 1 else (2, number // 2)
-    scale = scale.reshape(*stacked, *halves, of_depth)
+    blocks = (1, 1) if number == 1 else (2, number // 2)
+    scale = scale.reshape(*stacked, *blocks, of_depth)
     block = (1, block_rows, max(depth, 1))
     return QuantizedArray(x.qvalue.reshape(*stack, 2, rows // 2, k), scale, None, x.qtype, block)
 
@@ -234,7 +234,7 @@ def _forward(spec: _Spec, x, up, down, residual):
     x, x_columns = quantize(x, **of_rows, with_transpose=True)
     (up_columns, up), (down_columns, down) = quantized_weights(up, down, of_weights)
     function = Hidden(spec.activation, spec.hidden)
-    h, *saved = spec.run(x, in_halves(up), function, pair=1)
+    h, *saved = spec.run(x, split_gate_up(up), function, pair=1)
     h, h_columns = quantize(h, **of_rows, with_transpose=True)
     kept = checkpoint_name((x_columns, up_columns, h_columns, down_columns), "fp8_operands")
     residuals = () if residual is None else (residual,)
@@ -251,8 +251,8 @@ def _backward(spec: _Spec, kept, cotangent):
     z_bar = spec.run(rows, down_columns, function, saved)
     of_x, of_up, of_down, of_residual = spec.operands
     x_sharding, up_sharding, down_sharding, residual_sharding = spec.shardings
-    own = x_sharding, shardings.without(up_sharding, 1)
-    how = How(spec.precision, spec.dtype, (of_x, of_up), (False, True), shardings=own)
+    operand_shardings = x_sharding, shardings.without(up_sharding, 1)
+    how = How(spec.precision, spec.dtype, (of_x, of_up), (False, True), shardings=operand_shardings)
     down_bar = product_of_rows(h_columns, columns, how, of_down, down_sharding)
     z_bar = resharded(z_bar, shardings.whole(z_bar, (1, 2)))
     z_bar = of_gradients(

@@ -14,7 +14,7 @@ from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.problem.quantized import QuantizedArray
 from jax_tcgemm.products.arguments import as_floating, promoted_dtype
 from jax_tcgemm.products.ragged_dot import gated_ragged_linear, ragged_dot
-from jax_tcgemm.quantization.fp8_mlp import Hidden, PulledBack, in_halves, quantized_weights
+from jax_tcgemm.quantization.fp8_mlp import Hidden, PulledBack, quantized_weights, split_gate_up
 from jax_tcgemm.quantization.fp8_ragged_dot import (
     RECIPES,
     check_recipe,
@@ -153,7 +153,7 @@ class _Spec:
 
 def _pairs(x: QuantizedArray) -> QuantizedArray:
     """Rearrange matrices (g, 2 j, k) to (g, k, 2, j)."""
-    x = in_halves(x)
+    x = split_gate_up(x)
     qvalue, scale = (jnp.moveaxis(own, -1, 1) for own in (x.qvalue, x.scale))
     return QuantizedArray(qvalue, scale, None, x.qtype, (x.block[-1], *x.block[:-1]))
 

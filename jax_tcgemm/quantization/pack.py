@@ -255,8 +255,8 @@ def stack_packed(weights, axis: int = 0) -> PackedWeight:
         )
     form = dataclasses.replace(first.format, shape=(k, len(weights), *columns))
     # Tiles of 16 columns, which come last but two.
-    joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, -3), *weights)
-    return dataclasses.replace(joined, format=form)
+    concatenated = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, -3), *weights)
+    return dataclasses.replace(concatenated, format=form)
 
 
 def _qtype(op: str, dtype) -> tuple[str, tuple[float, ...] | None]:

@@ -121,18 +121,19 @@ def packed_parameter(op: str, x, contracted) -> PackedParameter | None:
     shape, order = x.qvalue.shape, _order(x.qvalue.ndim, contracted)
     first = int(_is_stacked(len(shape), contracted))
     last = first + len(contracted)
-    turned = [shape[axis] for axis in order]
+    sizes = [shape[axis] for axis in order]
     numbers = [x.scale.shape[axis] for axis in order]
-    pairs = list(zip(numbers, turned, strict=True))
-    if any(own not in (1, extent) for own, extent in pairs[:first] + pairs[last:]):
+    pairs = list(zip(numbers, sizes, strict=True))
+    if any(number not in (1, size) for number, size in pairs[:first] + pairs[last:]):
         return None
-    # Scales are of neighbors along k once all before the last dimension with several are whole.
+    # k merges the contracted dimensions. Scales are repeated along all of these before the last one
+    # that has several scales, so that each scale belongs to consecutive rows of k.
     split = max((i for i in range(first, last) if numbers[i] > 1), default=first)
-    whole = [n if split <= i < last else turned[i] for i, n in enumerate(numbers)]
-    depth, groups = math.prod(turned[first:last]), math.prod(whole[first:last])
+    whole = [n if split <= i < last else sizes[i] for i, n in enumerate(numbers)]
+    depth, groups = math.prod(sizes[first:last]), math.prod(whole[first:last])
     size = depth // groups
-    own = group_size_within(size, least=32) if groups > 1 else size
-    if own is None:
+    group_size = group_size_within(size, least=32) if groups > 1 else size
+    if group_size is None:
         return None
 
     def folded(array, extents):
@@ -141,12 +142,12 @@ def packed_parameter(op: str, x, contracted) -> PackedParameter | None:
             array = jnp.repeat(array, extent // n, axis)
         return array.reshape(*extents[:first], -1, *extents[last:])
 
-    q = folded(x.qvalue, turned)
+    q = folded(x.qvalue, sizes)
     factors = [
-        None if array is None else jnp.repeat(folded(array, whole), size // own, first)
+        None if array is None else jnp.repeat(folded(array, whole), size // group_size, first)
         for array in (x.scale, x.zero_point)
     ]
-    weight = pack(op, q, *factors, own if groups > 1 else None, dtype)
+    weight = pack(op, q, *factors, group_size if groups > 1 else None, dtype)
     return PackedParameter(weight, shape, tuple(contracted), weight.dtype)
 
 

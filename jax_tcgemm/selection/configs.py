@@ -63,7 +63,7 @@ class WgmmaConfig(_Named):
       cluster_k: CTAs of a cluster that split K and add up through distributed shared memory.
       schedule: cooperative or ping-pong.
       swap_ab: whether the kernel computes D^T = B^T A^T.
-      num_splits: number of parts of split-K through the workspace; 1 for none.
+      num_splits: number of splits of K, added up through the workspace; 1 for none.
       tile_k: depth of a k-tile, counted in 16-bit elements whatever the dtype: 128 bytes.
     """
 
@@ -113,7 +113,7 @@ class MmaSyncConfig(_Named):
       warp_m: rows of the warp tile.
       warp_n: columns of the warp tile.
       stages: k-tiles in shared memory.
-      num_splits: number of parts of split-K; 1 for none.
+      num_splits: number of splits of K; 1 for none.
     """
 
     form = "64x64x64_w32x32_s4, then _k2 if any"

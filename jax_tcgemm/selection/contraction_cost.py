@@ -66,14 +66,14 @@ _PRODUCTS = {"3xtf32": ("tf32", 3), "9xbf16": ("bf16", 9), "4xf16": ("f16", 4)}
 class AsProduct(NamedTuple):
     """A contraction as one of our GEMMs, with its choice and the bytes of operand copies.
 
-    `in_parts` says that the GEMM multiplies split-precision terms of the operands, which no other
-    implementation does.
+    `multiplies_terms` says that the GEMM multiplies split-precision terms of the operands, which no
+    other implementation does.
     """
 
     problem: Problem
     choice: Choice
     copied_bytes: int
-    in_parts: bool = False
+    multiplies_terms: bool = False
 
 
 def contraction_us(

@@ -73,7 +73,7 @@ class Calibration:
     function_reduced_us: tuple[float, float] = (0.05, 0.11)
     # Additional time per 1024 elements where N is no multiple of 8, and for each matrix that the
     # function reads then: threads of tiles without swap_ab read and store single elements.
-    function_apart_us: tuple[float, float] = (1.4, 2.6)
+    function_single_us: tuple[float, float] = (1.4, 2.6)
     # Matrices that the function reads: ping-pong threads load them from global memory, and the
     # epilogue waits for them. The rate scales with memory bandwidth.
     function_box_kib_per_us: float = 5.5
@@ -425,9 +425,9 @@ def _loads(p: Problem, x: _Configs, c: Calibration) -> _Loads:
 
 def _mainloop_us(p: Problem, x: _Configs, c: Calibration, walk: _Walk, loads: _Loads) -> np.ndarray:
     """Estimate the main loop of one tile: its k-tiles, of 128 bytes along K each."""
-    parts = _column_parts(p, x)
-    columns = x.tile_n / parts
-    pairs = parts * _norm(columns / 2, (columns + 64) * c.shared_clocks_per_row, c.stage_overlap)
+    blocks = _num_column_blocks(p, x)
+    columns = x.tile_n / blocks
+    pairs = blocks * _norm(columns / 2, (columns + 64) * c.shared_clocks_per_row, c.stage_overlap)
     overhead = np.where(x.ping_pong, *c.overhead_clocks)
     multiply = x.tile_m / 64 * 4 * pairs + overhead + _promotion_clocks(p, x, c)
     k_bytes = p.k * DTYPES[p.a.dtype].itemsize
@@ -453,11 +453,11 @@ def _groups(x: _Configs) -> np.ndarray:
     return np.where(x.ping_pong, 1, np.where(x.tile_m == 192, 3, 2))
 
 
-def _column_parts(p: Problem, x: _Configs) -> np.ndarray | int:
+def _num_column_blocks(p: Problem, x: _Configs) -> np.ndarray | int:
     """Return the number of column blocks in which a warpgroup multiplies a tile.
 
-    A is read once for each. The rule is that of promoted_parts() in csrc/kernels/wgmma/geometry.h;
-    taller tiles are divided along their rows instead.
+    A is read once for each block. promoted_parts() in csrc/kernels/wgmma/geometry.h has the same
+    rule; taller tiles are divided along their rows instead.
     """
     if not _promotes(p):
         return 1
@@ -554,8 +554,8 @@ def _waiting_us(p: Problem, x: _Configs, c: Calibration) -> np.ndarray:
 
 def _memory_us(p: Problem, x: _Configs, c: Calibration, walk: _Walk) -> np.ndarray:
     """Estimate the time of one launch's HBM traffic."""
-    sums = max(p.batch, 1) * p.m * p.n * p.num_b
-    stored = np.where(walk.is_summed, sums / walk.launches * 4, _other_bytes(p))
+    accumulators = max(p.batch, 1) * p.m * p.n * p.num_b
+    stored = np.where(walk.is_summed, accumulators / walk.launches * 4, _other_bytes(p))
     # Segments of rows of D: as wide as a tile, or with swap_ab as the 64 rows of an instruction.
     pieces = max(p.batch, 1) * p.m * np.ceil(p.n / np.where(x.swapped, 64, x.tile_n))
     stored = stored + walk.is_unaligned(p) * pieces * c.unaligned_piece_bytes
@@ -593,7 +593,7 @@ def _function_us(p: Problem, x: _Configs, c: Calibration) -> np.ndarray:
     lines = sum(strides.along in ("kM", "kN") for _, _, strides in function.reads)
     us = us + _runs_in_turns(p, x) * lines * c.function_turns_us
     # With a gated GEMM, two accumulators give one element.
-    return us / p.num_b + ~x.swapped * _function_apart_us(p, c)
+    return us / p.num_b + ~x.swapped * _single_elements_us(p, c)
 
 
 def _runs_in_turns(p: Problem, x: _Configs) -> np.ndarray:
@@ -616,12 +616,12 @@ def _is_long(p: Problem) -> bool:
     return _code_size(p) > _MOST_AT_ONCE
 
 
-def _function_apart_us(p: Problem, c: Calibration) -> float:
+def _single_elements_us(p: Problem, c: Calibration) -> float:
     """Return the additional us per 1024 elements where N is no multiple of 8."""
     if p.n % 8 == 0:
         return 0.0
-    apart, matrix = c.function_apart_us
-    return apart + matrix * len(_matrices(p))
+    stores, matrix = c.function_single_us
+    return stores + matrix * len(_matrices(p))
 
 
 def _matrices(p: Problem) -> list[int]:

@@ -60,8 +60,8 @@ class Rates:
     misaligned: tuple[float, float]  # factor on that for rows aligned to 2 bytes, and to 4 or 8
     k_us: float  # of a CTA for each k, besides its loads
     multiply_us: float  # of a CTA for each 16-bit multiply-add; doubled for TF32
-    parts_us: float  # constant part of the split-K reduction
-    part_bytes_per_us: float  # bandwidth of the split-K reduction
+    reduction_us: float  # constant part of the split-K reduction
+    reduction_bytes_per_us: float  # bandwidth of the split-K reduction
     bytes_per_us: float  # memory bandwidth
     misaligned_bytes_per_us: float  # memory bandwidth of operands that are not 16-byte aligned
 
@@ -76,8 +76,8 @@ class Libraries:
         misaligned=(4.05, 1.67),
         k_us=0.00332,
         multiply_us=1.03e-6,
-        parts_us=4.14,
-        part_bytes_per_us=4.43e5,
+        reduction_us=4.14,
+        reduction_bytes_per_us=4.43e5,
         bytes_per_us=3.91e6,
         misaligned_bytes_per_us=2.80e6,
     )
@@ -87,8 +87,8 @@ class Libraries:
         misaligned=(7.24, 0.992),
         k_us=0.00207,
         multiply_us=1.12e-6,
-        parts_us=4.28,
-        part_bytes_per_us=7.86e7,
+        reduction_us=4.28,
+        reduction_bytes_per_us=7.86e7,
         bytes_per_us=2.58e6,
         misaligned_bytes_per_us=3.07e6,
     )
@@ -98,8 +98,8 @@ class Libraries:
         misaligned=(11.8, 3.95),
         k_us=9.96e-6,
         multiply_us=7.57e-7,
-        parts_us=0.319,
-        part_bytes_per_us=5.07e6,
+        reduction_us=0.319,
+        reduction_bytes_per_us=5.07e6,
         bytes_per_us=2.96e6,
         misaligned_bytes_per_us=3.17e6,
     )
@@ -260,7 +260,7 @@ def _tiles_us(
     )
     memory = (p.bytes - misaligned) / rates.bytes_per_us
     memory += misaligned / rates.misaligned_bytes_per_us
-    parts = 8 * p.batch * p.m * p.n * tiles.splits / rates.part_bytes_per_us
-    parts = parts + (rates.parts_us if can_split else math.inf)
-    us = np.cbrt(loads**3 + products**3 + memory**3) + np.where(tiles.splits > 1, parts, 0)
+    reduction = 8 * p.batch * p.m * p.n * tiles.splits / rates.reduction_bytes_per_us
+    reduction = reduction + (rates.reduction_us if can_split else math.inf)
+    us = np.cbrt(loads**3 + products**3 + memory**3) + np.where(tiles.splits > 1, reduction, 0)
     return rates.launch_us + us

@@ -102,8 +102,11 @@ def _of_contraction(
     """Return the implementation selected for a contraction, and the reason."""
     if isinstance(product, str):
         return XLA, product
-    if product.in_parts:
-        return "gemm", f"only products of ours are of parts; {product.choice.why}"
+    if product.multiplies_terms:
+        return (
+            "gemm",
+            f"only this library's GEMMs multiply split-precision terms; {product.choice.why}",
+        )
     if device.platform != "cuda":
         return (XLA if _gemm_refusal(product) else "gemm"), product.choice.why
     us = contraction_cost.contraction_us(operation, product, device)
@@ -121,7 +124,7 @@ def _of_contraction(
 def _gemm_refusal(product: AsProduct | str) -> str:
     if isinstance(product, str):
         return product
-    is_xla = product.choice.implementation == XLA and not product.in_parts
+    is_xla = product.choice.implementation == XLA and not product.multiplies_terms
     return product.choice.why if is_xla else ""
 
 

@@ -185,8 +185,8 @@ def _narrow_packed_us(problem: PackedProblem, num_sms: int, config: PackedConfig
     # With sixteen warps, no other CTA on the SM hides the search for the expert.
     each += 0.7 if problem.form == "grouped" and columns // 32 * warps_k >= 16 else 0
     busiest = rounds * each + 0.44 * math.log2(cluster)
-    parts = (weight / 3.7e6, from_l2 / 5.6e6, busiest)
-    return 2.0 + sum(part**4 for part in parts) ** 0.25
+    times = (weight / 3.7e6, from_l2 / 5.6e6, busiest)
+    return 2.0 + sum(us**4 for us in times) ** 0.25
 
 
 # Kernels with wgmma: the least rows for which they run, since with fewer rows mma.sync kernels read
@@ -217,9 +217,9 @@ def _wide_packed_us(problem: PackedProblem, num_sms: int, config: WidePackedConf
     weight = problem.weights_read * problem.n * problem.k * problem.bits // 8
     from_l2 = passes * (weight + across / multicast_size * rows * problem.k * x_bytes)
     # With 8-bit floats, accumulators are promoted even where whole columns share a scale.
-    has_parts = problem.group_size < problem.k or x_bytes == 1
-    parts_of_stage = max(128 // problem.group_size, 1) if has_parts else 0
-    clocks = columns // 64 * rows * (2 * x_bytes + 1.8 * parts_of_stage)
+    promotes = problem.group_size < problem.k or x_bytes == 1
+    promotions = max(128 // problem.group_size, 1) if promotes else 0  # of a stage
+    clocks = columns // 64 * rows * (2 * x_bytes + 1.8 * promotions)
     stages = math.ceil(math.ceil(problem.k / 128) / cluster)
     each = stages * clocks / 1700 + _WIDE_BLOCK_US + 0.5 * (cluster - 1) * rows * columns / 1e4
     sms = num_sms if cluster < 4 else 0.965 * num_sms
@@ -231,9 +231,9 @@ def _wide_packed_us(problem: PackedProblem, num_sms: int, config: WidePackedConf
         busiest = each * math.ceil(blocks / sms)
     # With 8-bit floats, multicast saves half as many bytes and waits as long.
     busiest *= 1.04 if x_bytes == 1 and multicast_size > 1 else 1
-    parts = (weight / 3.7e6, from_l2 / (7.3e6 if x_bytes == 2 else 9e6), busiest)
+    times = (weight / 3.7e6, from_l2 / (7.3e6 if x_bytes == 2 else 9e6), busiest)
     # CTAs of a multicast wait for each other.
-    return _WIDE_LAUNCHES_US + sum(part**4 for part in parts) ** 0.25 + 1.1 * (multicast_size - 1)
+    return _WIDE_LAUNCHES_US + sum(us**4 for us in times) ** 0.25 + 1.1 * (multicast_size - 1)
 
 
 # Clocks for 128 columns and 64 of K, by rows of the CTA tile: of a CTA alone on an SM, and of two
@@ -275,5 +275,5 @@ def _dequantizing_packed_us(
         busiest = pairs * both + (0 if not left else alone if left <= sms else both)
     else:
         busiest = alone * math.ceil(blocks / sms)
-    parts = (weight / 3.1e6, from_l2 / 7.9e6, busiest)
-    return 1.0 + sum(part**4 for part in parts) ** 0.25
+    times = (weight / 3.1e6, from_l2 / 7.9e6, busiest)
+    return 1.0 + sum(us**4 for us in times) ** 0.25

@@ -157,15 +157,15 @@ def lay_out(
 
     def claim(name, axes):
         used = {axis for others in divided.values() for axis in others}
-        own = []
+        claimed = []
         for axis in axes:
             if axis in used:
                 break
-            if name in exact and extents[name] % _size([*own, axis], axis_sizes):
+            if name in exact and extents[name] % _size([*claimed, axis], axis_sizes):
                 break
-            own.append(axis)
-        if own and name not in divided and name not in division.whole:
-            divided[name] = tuple(own)
+            claimed.append(axis)
+        if claimed and name not in divided and name not in division.whole:
+            divided[name] = tuple(claimed)
 
     free = [name for name in extents if name not in contracted]
     for name in contracted:

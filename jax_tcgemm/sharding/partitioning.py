@@ -33,8 +33,8 @@ from jax_tcgemm.system.jax_internals import mlir
 from jax_tcgemm.system.routing import routing
 
 
-def _unchanged(sums, *_):
-    return sums
+def _unchanged(accumulators, *_):
+    return accumulators
 
 
 @contextlib.contextmanager
@@ -62,8 +62,8 @@ class Division:
       product: function from shards of the operands to a tuple of addends, which are summed over
         devices; None where it is `call`.
       addends: the names of the addends' dimensions; None where they are the results'.
-      finish: function from the sums, and the operands in `epilogue`, to the results: the epilogue
-        that must follow the sum over devices.
+      finish: epilogue, which must follow the sum over devices: function from the summed
+        accumulators, and the operands in `epilogue`, to the results.
       epilogue: positions of the operands of `finish`; the other operands are those of `product`.
       whole: names of dimensions that are never sharded; these are not contracted.
       even: names of dimensions that are sharded only into equal shards. Shards of other dimensions
@@ -99,8 +99,8 @@ class Division:
         names, shapes = self.operands + self.results, [*operand_shapes, *result_shapes]
         extents = {
             name: extent
-            for own, shape in zip(names, shapes, strict=True)
-            for name, extent in zip(own, shape, strict=True)
+            for dims, shape in zip(names, shapes, strict=True)
+            for name, extent in zip(dims, shape, strict=True)
         }
         return lay_out(self, extents, operand_specs, result_specs, axis_sizes)
 
@@ -127,11 +127,11 @@ class Division:
         else:
             factors = [x for i, x in enumerate(shards) if i not in self.epilogue]
             addends = (self.product or call)(*factors)
-            sums = tuple(
+            accumulators = tuple(
                 layout.reduce(x, names)
                 for x, names in zip(addends, self.addends or self.results, strict=True)
             )
-            results = self.finish(sums, *(shards[i] for i in self.epilogue))
+            results = self.finish(accumulators, *(shards[i] for i in self.epilogue))
         return tuple(
             layout.sum_over(x, set(layout.extents) - set(names) - set(self.contracted))
             for x, names in zip(results, self.results, strict=True)
@@ -147,7 +147,7 @@ def _mesh(avals) -> AbstractMesh | None:
 
 
 def _axes(mesh: AbstractMesh | None, axis_type: AxisType) -> tuple[str, ...]:
-    """The axes of this type with more than one device."""
+    """Return the mesh axes of a type that have more than one device."""
     if mesh is None:
         return ()
     return tuple(
@@ -158,21 +158,21 @@ def _axes(mesh: AbstractMesh | None, axis_type: AxisType) -> tuple[str, ...]:
 
 
 def is_divided(ctx: LoweringRuleContext) -> bool:
-    """Whether the call that is being lowered is not yet what a single device does."""
+    """Return whether the call that is being lowered must be sharded over devices."""
     return has_explicit_axes(*ctx.avals_in) or jax_internals.num_automatic_devices(ctx) > 1
 
 
 def has_explicit_axes(*avals) -> bool:
-    """Whether the types are those of a program for several devices, outside of a shard_map."""
+    """Return whether types have explicit mesh axes of several devices."""
     return bool(_axes(_mesh(avals), AxisType.Explicit))
 
 
 def obstacle_of(*avals) -> str:
-    """Why, by the types of operands and results, XLA must partition a call; "" if it need not."""
+    """Return why XLA must partition a call of operands and results of such types, or ""."""
     mesh = _mesh(avals)
-    # There XLA counts the devices of one manual group, in an order that differs from call to call.
-    # A custom_partitioning that answers for the whole mesh aborts the process; one that answers for
-    # the group cannot tell two automatic axes apart, and sums over the wrong one.
+    # In a partly manual shard_map, XLA counts the devices of one manual group, in an order that
+    # differs from call to call. A custom_partitioning with shardings of the whole mesh aborts the
+    # process; one with shardings of the group confuses two automatic axes in its sums.
     if _axes(mesh, AxisType.Auto) and _axes(mesh, AxisType.Manual):
         return "it is inside a partly manual shard_map, and XLA must partition the product"
     if _axes(mesh, AxisType.Auto) and _axes(mesh, AxisType.Explicit):
@@ -181,7 +181,7 @@ def obstacle_of(*avals) -> str:
 
 
 def obstacle_to_automatic(ctx: LoweringRuleContext) -> str:
-    """Why XLA cannot be told how to partition the call that is being lowered; "" if it can."""
+    """Return why the call that is being lowered cannot use custom_partitioning, or ""."""
     if has_explicit_axes(*ctx.avals_in) or not is_divided(ctx):
         return ""
     if jax_internals.is_exported(ctx):
@@ -197,7 +197,7 @@ def obstacle_to_automatic(ctx: LoweringRuleContext) -> str:
 
 
 def explicit_layout(division: Division, operands: Sequence, results: Sequence) -> Layout | None:
-    """The layout by the types of operands and results; None without explicit mesh axes."""
+    """Return the layout for the types of operands and results; None without explicit mesh axes."""
     mesh = _mesh(operands)
     if not _axes(mesh, AxisType.Explicit):
         return None
@@ -212,10 +212,10 @@ def explicit_layout(division: Division, operands: Sequence, results: Sequence) -
 
 
 def shards(division: Division, operands: Sequence, results: Sequence) -> list:
-    """Types of the operands and results of the call that one device makes, as far as known here.
+    """Return the types of one device's operands and results.
 
-    Those are the shards where explicit mesh axes divide the call. Automatic axes say nothing before
-    XLA compiles, so that the whole arrays come back.
+    With explicit mesh axes these are shards. Shards over automatic axes are unknown before XLA
+    compiles, so the types of the whole arrays are returned.
     """
     layout = explicit_layout(division, operands, results)
     if layout is None:
@@ -229,7 +229,7 @@ def shards(division: Division, operands: Sequence, results: Sequence) -> list:
 
 
 def waits_for_sum(division: Division, operands: Sequence, results: Sequence) -> bool:
-    """Whether explicit mesh axes divide the call in a way that takes `finish` out of it."""
+    """Return whether explicit mesh axes require `finish` after a sum over devices."""
     layout = explicit_layout(division, operands, results)
     return layout is not None and bool(layout.reduced) and division.product is not None
 
@@ -238,7 +238,7 @@ def waits_for_sum(division: Division, operands: Sequence, results: Sequence) -> 
 
 
 class _Known:
-    """A function that is told by a key: two of equal ones do the same."""
+    """Function with a key; functions with equal keys compute the same."""
 
     def __init__(self, function: Callable, key: Hashable):
         self.function, self._key = function, key
@@ -257,18 +257,16 @@ def _traced(known: _Known, types, context):
 
 
 def lower_on_device(ctx: LoweringRuleContext, function: Callable, *operands, key=None):
-    """Lowers what one device does: a function of arrays to a tuple of arrays.
+    """Lower the function of one device, from arrays to a tuple of arrays.
 
-    Functions of equal keys, which are hashable, do the same: of operands of the same types only one
-    is traced. None tells nothing.
+    `key` is hashable; functions with equal keys compute the same, so that for operands of the same
+    types only one of them is traced. With None, the function is traced for each call.
 
-    XLA, when it partitions a program, may ask for this in a thread of its own, where nothing is
-    left of what the caller has set. So nothing here depends on that: JAX's own products are not
-    ours (`patch`), and types are what they are (`jax.enable_x64`) and go together. But a program
-    with symbolic dimensions, which XLA cannot partition, has values of them of the types that the
-    caller has.
+    XLA may partition a program in another thread, without the caller's settings. The lowering thus
+    sets them: no `patch`, 64-bit types, and promotion of dtypes. With symbolic dimensions, for
+    which XLA cannot partition, sizes have the caller's integer type.
 
-    Where the first two operands are one array, they are one for products inside of the function.
+    If the first two operands are one array, products inside the function get one array, too.
     """
     if len(operands) > 1 and operands[0] == operands[1]:
         ctx, operands = ctx.replace(avals_in=ctx.avals_in[1:]), operands[1:]
@@ -297,7 +295,7 @@ def of_one_array(function: Callable) -> Callable:
 
 
 def lower(ctx: LoweringRuleContext, operands, division: Division):
-    """Lowers a call that `is_divided` and has no obstacle."""
+    """Lower a call that `is_divided` and has no obstacle."""
     layout = explicit_layout(division, ctx.avals_in, ctx.avals_out)
     if layout is not None:
         return _lower_explicit(ctx, operands, division, layout)
@@ -331,7 +329,7 @@ def _lower_explicit(ctx, operands, division, layout):
 
 
 def _explicit_axes(mesh: AbstractMesh) -> set[str]:
-    """All of them, also those of one device."""
+    """Return the explicit axes of a mesh, including those of one device."""
     return {
         name
         for name, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True)
@@ -340,11 +338,11 @@ def _explicit_axes(mesh: AbstractMesh) -> set[str]:
 
 
 def of_whole_arrays(function: Callable, *avals) -> Callable:
-    """A function for arrays in whose types no axis is explicit, for those of a mesh that has some.
+    """Return a function that every device of an explicit mesh applies to the whole arrays.
 
     Args:
-      function: from arrays to a tuple of arrays.
-      *avals: the types that its results shall have.
+      function: function from arrays without explicit axes to a tuple of arrays.
+      *avals: types of the results.
     """
     mesh = _mesh(avals)
     if mesh is None or not (explicit := _explicit_axes(mesh)):
@@ -368,14 +366,14 @@ def of_whole_arrays(function: Callable, *avals) -> Callable:
 
 
 def resharded(x, sharding: NamedSharding | None):
-    """`x` sharded over explicit mesh axes as `sharding` says; None leaves it as it is."""
+    """Reshard `x` over explicit mesh axes; None does not change it."""
     if sharding is None:
         return x
-    own, wanted = (
+    given, wanted = (
         (canonical_spec(spec, x.ndim), spec.unreduced, spec.reduced)
         for spec in (jax.typeof(x).sharding.spec, sharding.spec)
     )
-    return x if own == wanted else jax.sharding.reshard(x, sharding)
+    return x if given == wanted else jax.sharding.reshard(x, sharding)
 
 
 def _lower_automatic(ctx, operands, division):
@@ -391,7 +389,7 @@ def _lower_automatic(ctx, operands, division):
         layout = division.layout(*shapes, *specs, dict(mesh.shape))
 
         def on_device(*shards):
-            # The thread may be XLA's own, or in a mesh that has nothing to do with this one.
+            # The thread may be XLA's, or have another mesh as its current mesh.
             with jax.enable_x64(x64), jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
                 return division.on_device(layout, *shards)
 
@@ -413,9 +411,9 @@ def _lower_automatic(ctx, operands, division):
 
 
 def _fine_mesh(mesh: AbstractMesh | None, num_devices: int) -> AbstractMesh:
-    """The mesh with every axis cut into axes of prime size, so that parts of an axis have names.
+    """Return the mesh with every axis split into axes of prime size, which have names.
 
-    XLA may divide a dimension over a part of an axis, for example one that is reshaped in two.
+    XLA may shard a dimension over one of these, for example a dimension that is reshaped in two.
     """
     sizes = [num_devices] if mesh is None else mesh.axis_sizes
     primes = [prime for size in sizes for prime in _prime_factors(size)]

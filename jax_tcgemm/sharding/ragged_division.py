@@ -1,8 +1,9 @@
-"""How grouped products divide over devices.
+"""Sharding of grouped products over devices.
 
-Every dimension but that of the group sizes may be divided. A device with some of the rows takes the
-sizes of the groups' parts in them, one with some of the groups another group offset; rows of groups
-that a device does not have are zero there, so that the sum over devices is that over their owners.
+Every dimension except that of the group sizes may be sharded. A device with a shard of the rows
+computes the group sizes within its shard; a device with a shard of the groups has another group
+offset. Rows of groups that a device does not have are zero in its result, so that the sum over
+devices is the whole result.
 """
 
 import functools
@@ -18,11 +19,11 @@ from jax_tcgemm.sharding.partitioning import Division
 
 
 def division_of(bind, operands: dict, params) -> Division:
-    """The division of one call.
+    """Return the sharding rules of one call.
 
     Args:
-      bind: the function that binds the primitive, by the names of `operands`.
-      operands: types by name, in order: lhs, rhs, group_sizes, group_offset and what else there is.
+      bind: function that binds the primitive, with operands as keyword arguments.
+      operands: types by name, in order: lhs, rhs, group_sizes, group_offset and optional operands.
       params: the primitive's parameters.
     """
     form, ragged = params["form"], "k" if params["form"] == "contraction" else "m"
@@ -54,62 +55,62 @@ def division_of(bind, operands: dict, params) -> Division:
 
 
 def names_of(operands: dict, form: str = "rows", rhs_transposed: bool = False):
-    """The names of the dimensions of each operand and of the result, and those that are whole.
+    """Return the names of dimensions of the operands and the result, and those never sharded.
 
     Args:
-      operands: types by name, as of `division_of`.
-      form: as of the primitive, as is `rhs_transposed`.
-      rhs_transposed: ...
+      operands: types by name, as for `division_of`.
+      form: parameter of the primitive.
+      rhs_transposed: parameter of the primitive.
     """
     num_batch = operands["group_sizes"].ndim - 1
     is_contraction = form == "contraction"
     ragged, gather = ("k" if is_contraction else "m"), "gather" in operands
     # Rows that are gathered may be anywhere in lhs, so every device needs all.
     rows = "source" if gather else ragged
-    own = {
+    dims_of = {
         "lhs": (rows, "m" if is_contraction else "k"),
         "group_sizes": ("sizes",),
         "group_offset": ("one",),
         "gather": (ragged,),
     }
     of_blocks = _names_of_blocks(operands, num_batch)
-    own |= {name: names for name, (names, _) in of_blocks.items()}
+    dims_of |= {name: names for name, (names, _) in of_blocks.items()}
     if is_contraction:
-        own["rhs"], result = ("k", "n"), ("g", "m", "n")
+        dims_of["rhs"], result = ("k", "n"), ("g", "m", "n")
     else:
-        halves = _halves(operands, num_batch)
-        matrix = ("n", "k") if rhs_transposed else ("k", *halves, "n")
-        own["rhs"], result = ("g", *matrix), ("m", "n")
+        gate = _gate_dimension(operands, num_batch)
+        matrix = ("n", "k") if rhs_transposed else ("k", *gate, "n")
+        dims_of["rhs"], result = ("g", *matrix), ("m", "n")
     batch = tuple(f"b{i}" for i in range(num_batch))
     extents = np.broadcast_shapes(*(aval.shape[:num_batch] for aval in operands.values()))
     names, broadcast = [], []
     for operand, aval in operands.items():
-        # A batch dimension of size 1 that stands for a larger one has a name of its own.
-        own_batch = [
+        # A batch dimension of size 1 that broadcasts has a separate name.
+        batch_names = [
             name if aval.shape[i] == extents[i] else f"{name}_{operand}"
             for i, name in enumerate(batch)
         ]
-        broadcast += [name for name in own_batch if name not in batch]
-        names.append((*own_batch, *own[operand]))
+        broadcast += [name for name in batch_names if name not in batch]
+        names.append((*batch_names, *dims_of[operand]))
     whole = ["sizes", "one", "source", "gate", *broadcast]
     whole += [name for _, names in of_blocks.values() for name in names]
-    whole = tuple(name for name in whole if any(name in own for own in names))
+    whole = tuple(name for name in whole if any(name in dims for dims in names))
     return tuple(names), (*batch, *result), whole
 
 
 def _names_of_blocks(operands: dict, num_batch: int) -> dict:
-    """Dimensions of scales of blocks by name, and those that are whole where there are such.
+    """Return the dimensions of each operand of block scales, and the dimensions that stay whole.
 
-    Tokens, or columns of a matrix, may be divided where each has scales of its own.
+    Tokens, and columns of a matrix, may be sharded if each of them has its own scales.
     """
     if "lhs_scales" not in operands:
         return {}
-    halves = _halves(operands, num_batch)
+    gate = _gate_dimension(operands, num_batch)
     extents = {"lhs": ("m", operands["lhs"].shape[-2]), "rhs": ("n", operands["rhs"].shape[-1])}
     found = {}
     for side, (name, extent) in extents.items():
         number = operands[f"{side}_scales"].shape[-2]
-        groups = ("g", *halves) if side == "rhs" else ()
+        groups = ("g", *gate) if side == "rhs" else ()
         if number == extent > 1:
             found[f"{side}_scales"] = (*groups, name, f"{side}_k"), ("k", f"{side}_k")
         else:
@@ -119,7 +120,7 @@ def _names_of_blocks(operands: dict, num_batch: int) -> dict:
 
 
 def result_spec(lhs, rhs, params, ndim: int) -> PartitionSpec:
-    """How the result is sharded over explicit mesh axes: like the dimensions it has of operands."""
+    """Return the spec of a result over explicit mesh axes, with m and n sharded as in operands."""
     is_contraction = params["form"] == "contraction"
     n_axis = -2 if params["rhs_transposed"] and not is_contraction else -1
     m = lhs.sharding.spec.partitions[-1 if is_contraction else -2]
@@ -130,19 +131,19 @@ def result_spec(lhs, rhs, params, ndim: int) -> PartitionSpec:
 
 
 def groups_here(layout: Layout, ragged: str, sizes, offset) -> tuple[jax.Array, jax.Array]:
-    """Sizes and offset of the groups as this device has them, `ragged` being their rows."""
+    """Return this device's group sizes and offset; `ragged` names the dimension of the rows."""
     sizes = _sizes_here(layout, ragged, sizes)
-    # Groups count from the end nearest to an offset that is out of range, on every device.
+    # An offset out of range is clipped, on every device.
     return sizes, jnp.clip(offset, 0, sizes.shape[-1]) + layout.start("g")
 
 
-def _halves(operands: dict, num_batch: int) -> tuple[str, ...]:
-    """The dimension of rhs that tells gate and up apart, where it has one."""
+def _gate_dimension(operands: dict, num_batch: int) -> tuple[str, ...]:
+    """Return the name of the dimension of rhs with gate and up, if there is one."""
     return ("gate",) if operands["rhs"].ndim == num_batch + 4 else ()
 
 
 def _sizes_here(layout: Layout, ragged: str, sizes):
-    """The parts of the groups' rows that are this device's."""
+    """Return the number of rows of each group that this device has."""
     if ragged not in layout.divided:
         return sizes
     total, here = layout.extents[ragged], layout.shard_extent(ragged)
@@ -151,8 +152,8 @@ def _sizes_here(layout: Layout, ragged: str, sizes):
 
 
 def ends_of_groups(sizes, num_rows: int) -> jax.Array:
-    """Where the rows of each group end, of so many rows in all; int32."""
-    # Sizes may say more than there are rows, so sums stop there; unsigned ones cannot overflow.
+    """Return the end of each group among `num_rows` rows, as int32."""
+    # Group sizes may add up to more rows than exist, so sums are clipped; uint32 does not overflow.
     rows = jnp.clip(sizes, 0, num_rows).astype(np.uint32)
     add = functools.partial(_add_up_to, jnp.asarray(num_rows).astype(np.uint32))
     return lax.associative_scan(add, rows, axis=rows.ndim - 1).astype(np.int32)

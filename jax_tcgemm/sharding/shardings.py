@@ -1,7 +1,7 @@
-"""Shardings of results over explicit mesh axes: what a call's `out_sharding` becomes in its rules.
+"""Shardings of results over explicit mesh axes, for the rules of primitives.
 
-An `out_sharding` is a parameter of the primitives of products: a NamedSharding of the product, in
-the order of its result's dimensions, or None, which leaves it to the types of the operands.
+The primitives of products have a parameter `out_sharding`: the NamedSharding of the result, or None
+if the types of the operands determine the sharding.
 """
 
 from collections.abc import Hashable, Sequence
@@ -15,7 +15,7 @@ from jax_tcgemm.system.jax_internals import with_partitions
 
 
 def natural(out_sharding: NamedSharding | None, permutation) -> NamedSharding | None:
-    """The sharding of a result before its dimensions are permuted."""
+    """Return the sharding of a result before its dimensions are permuted."""
     if out_sharding is None:
         return None
     entries = _entries(out_sharding, len(permutation))
@@ -25,7 +25,7 @@ def natural(out_sharding: NamedSharding | None, permutation) -> NamedSharding | 
 def with_dimension(
     out_sharding: NamedSharding | None, position: int, ndim: int, mesh_axis=None
 ) -> NamedSharding | None:
-    """The sharding of a result of `ndim` dimensions, of which the one at `position` is new."""
+    """Return the sharding of a result of `ndim` dimensions with a new dimension at `position`."""
     if out_sharding is None:
         return None
     entries = _entries(out_sharding, ndim - 1)
@@ -33,11 +33,11 @@ def with_dimension(
 
 
 def of_cotangent(aval, without: int | None = None) -> NamedSharding | None:
-    """The sharding of a cotangent: that of its primal; unsharded in an explicit mesh otherwise.
+    """Return the sharding of a cotangent: the primal's, or unsharded in the current mesh.
 
     Args:
       aval: the primal's type.
-      without: a dimension of it that is left out, or None.
+      without: a dimension of the primal that the cotangent lacks, or None.
     """
     if aval.sharding.mesh.empty:
         mesh = jax.sharding.get_abstract_mesh()
@@ -46,29 +46,31 @@ def of_cotangent(aval, without: int | None = None) -> NamedSharding | None:
 
 
 def without(sharding: NamedSharding | None, position: int | None) -> NamedSharding | None:
-    """The sharding of an array that lacks a dimension, of which all have an entry, or none."""
+    """Return a sharding without the dimension at `position`; None removes no dimension."""
     return None if sharding is None else _without(sharding, position, len(sharding.spec))
 
 
 def explicit(x) -> NamedSharding | None:
-    """The sharding of an array over explicit mesh axes; None where there is none of them."""
+    """Return the sharding of an array over explicit mesh axes; None without such axes."""
     sharding = jax.typeof(x).sharding
     has_axes = not sharding.mesh.empty and AxisType.Explicit in sharding.mesh.axis_types
     return sharding if has_axes else None
 
 
 def whole(x, axes: Sequence[int]) -> NamedSharding | None:
-    """The sharding of an array, some of whose dimensions are not to be divided any more."""
+    """Return the sharding of an array with the dimensions `axes` unsharded."""
     if (sharding := explicit(x)) is None:
         return None
     entries = _entries(sharding, x.ndim)
-    return _with_entries(sharding, [None if i in axes else own for i, own in enumerate(entries)])
+    return _with_entries(
+        sharding, [None if i in axes else entry for i, entry in enumerate(entries)]
+    )
 
 
 def merged(out_sharding: NamedSharding | None, counts: Sequence[int]) -> NamedSharding | None:
-    """The sharding of a result, so many of whose dimensions become one each, by the first of them.
+    """Return the sharding of a result after runs of `counts` dimensions are merged to one each.
 
-    Where there is none a dimension is made.
+    A merged dimension is sharded like the first of its run; a run of 0 is a new dimension.
     """
     if out_sharding is None:
         return None
@@ -83,23 +85,23 @@ def merged(out_sharding: NamedSharding | None, counts: Sequence[int]) -> NamedSh
 def following(
     operands, names: Sequence[Sequence[Hashable]], result: Sequence[Hashable]
 ) -> NamedSharding | None:
-    """The sharding of a product whose dimensions stay divided as those of its operands are.
+    """Return the sharding of a product whose dimensions are sharded like those of its operands.
 
-    Where two dimensions are divided over one axis, the first of them keeps it.
+    If two dimensions are sharded over one axis, the first of them keeps the axis.
 
     Args:
-      operands: of the product.
+      operands: operands of the product.
       names: for each operand, the names of its dimensions.
       result: the names of the result's dimensions.
 
     Returns:
       The sharding; None without explicit mesh axes, where XLA decides.
     """
-    own = [jax.typeof(x).sharding for x in operands]
-    mesh = next((sharding.mesh for sharding in own if not sharding.mesh.empty), None)
+    given = [jax.typeof(x).sharding for x in operands]
+    mesh = next((sharding.mesh for sharding in given if not sharding.mesh.empty), None)
     if mesh is None or AxisType.Explicit not in mesh.axis_types:
         return None
-    specs = [canonical_spec(s.spec, x.ndim) for s, x in zip(own, operands, strict=True)]
+    specs = [canonical_spec(s.spec, x.ndim) for s, x in zip(given, operands, strict=True)]
     entries, used = [], set()
     for name in result:
         found = [

@@ -1,4 +1,4 @@
-"""Elementwise function of a shard of the accumulator, for products sharded over devices.
+"""Epilogue of a shard of the accumulator, for products sharded over devices.
 
 A jaxpr has fixed shapes. Its equations determine which dimensions of each array are dimensions of
 the accumulator; these take the sizes of the accumulator's shard.
@@ -16,7 +16,7 @@ from jax_tcgemm.epilogues.expressions import EXPRESSIONS
 from jax_tcgemm.epilogues.values import EXPANSIONS
 from jax_tcgemm.system.jax_internals import bound
 
-# For each dimension of an array the accumulator's that it is, None where it is none of these.
+# For each dimension of an array, the corresponding dimension of the accumulator, or None.
 Dimensions = tuple[int | None, ...]
 
 _ELEMENTWISE = (
@@ -25,20 +25,20 @@ _ELEMENTWISE = (
 REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or"})
 
 
-class Parts:
-    """Function applied to shards of the accumulator.
+class ShardFunction:
+    """Epilogue that is applied to shards of the accumulators.
 
     Args:
-      function: of accumulators of one shape and operands, without constants.
-      num_accumulators: how many of its arguments are accumulators, which are divided alike.
+      function: epilogue of accumulators of one shape, and of operands, without constants.
+      num_accumulators: number of accumulators, which are sharded alike.
 
     Attributes:
-      operands: for each operand, which of the accumulator's dimensions its own are. Along these its
-        part is the accumulator's, along others it is whole.
-      results: the same of each result.
-      whole: the accumulator's dimensions along which the function is of all of it, not of each
-        element, such as those whose maxima it takes or whose indices it asks for. A result that is
-        a sum is the sum of those of the parts.
+      operands: for each operand, the accumulator's dimensions to which its dimensions correspond.
+        The operand is sharded like the accumulator along these, and whole along the others.
+      results: the same for each result.
+      whole: the accumulator's dimensions that must not be sharded, because the epilogue reduces
+        along them or reads their indices. Sums that are results may be sharded: the result is the
+        sum over the shards.
     """
 
     def __init__(self, function: core.ClosedJaxpr, num_accumulators: int = 1):
@@ -60,17 +60,17 @@ class Parts:
         self.operands = tuple(classes.dimensions(x) for x in operands)
         self.results = tuple(classes.dimensions(x) for x in jaxpr.outvars)
         kept = [
-            {*own, *classes.dimensions(summed.get(x, x))}
-            for x, own in zip(jaxpr.outvars, self.results, strict=True)
+            {*dims, *classes.dimensions(summed.get(x, x))}
+            for x, dims in zip(jaxpr.outvars, self.results, strict=True)
         ]
         self.whole = frozenset(
             dim
             for dim in range(len(acc.aval.shape))
-            if not classes.is_free(acc, dim) or any(dim not in own for own in kept)
+            if not classes.is_free(acc, dim) or any(dim not in dims for dims in kept)
         )
 
     def __call__(self, acc: jax.Array, *others: jax.Array) -> list[jax.Array]:
-        """The parts of the results, from parts of the accumulators and the operands."""
+        """Return the shards of the results for shards of the accumulators and operands."""
         jaxpr = self._function.jaxpr
         known = dict(zip(jaxpr.invars, (acc, *others), strict=True))
         known |= zip(jaxpr.constvars, self._function.consts, strict=True)
@@ -80,26 +80,26 @@ class Parts:
 
         for eqn in jaxpr.eqns:
             shape = tuple(
-                extent if dim is None else acc.shape[dim]
-                for extent, dim in zip(
+                size if dim is None else acc.shape[dim]
+                for size, dim in zip(
                     eqn.outvars[0].aval.shape,
                     self._classes.dimensions(eqn.outvars[0]),
                     strict=True,
                 )
             )
-            results = _of_part(eqn, shape, *map(find, eqn.invars))
+            results = _of_shard(eqn, shape, *map(find, eqn.invars))
             known |= dict(zip(eqn.outvars, results, strict=True))
         return [find(x) for x in jaxpr.outvars]
 
 
 @functools.lru_cache(maxsize=1024)
-def parts_of(function: core.ClosedJaxpr, num_accumulators: int = 1) -> Parts:
-    """`Parts` of a function, found once."""
-    return Parts(function, num_accumulators)
+def shard_function(function: core.ClosedJaxpr, num_accumulators: int = 1) -> ShardFunction:
+    """Return the cached `ShardFunction` of an epilogue."""
+    return ShardFunction(function, num_accumulators)
 
 
 class _Classes:
-    """Sets of dimensions of variables that are divided together, or not at all."""
+    """Sets of dimensions of variables that are sharded together, or not at all."""
 
     def __init__(self):
         self._parents: dict = {}
@@ -111,33 +111,33 @@ class _Classes:
         return dimension
 
     def unite(self, x, x_dim: int, y, y_dim: int) -> None:
-        """Two dimensions of equal extents are the same; literals have none."""
+        """Merge the sets of two dimensions of equal size; literals have no sets."""
         if isinstance(x, core.Literal) or isinstance(y, core.Literal):
             return
-        own, other = self._root((x, x_dim)), self._root((y, y_dim))
-        if own != other:
-            self._parents[own] = other
-            if own in self._whole:
+        root, other = self._root((x, x_dim)), self._root((y, y_dim))
+        if root != other:
+            self._parents[root] = other
+            if root in self._whole:
                 self._whole.add(other)
 
     def keep(self, x, dims: Sequence[int] | None = None) -> None:
-        """These dimensions, or all, are not divided."""
+        """Mark dimensions, or all dimensions, of a variable as not sharded."""
         if not isinstance(x, core.Literal):
             for dim in range(len(x.aval.shape)) if dims is None else dims:
                 self._whole.add(self._root((x, dim)))
 
     def name(self, acc, dim: int) -> None:
-        """A set is that of a dimension of the accumulator; one of two of them is kept."""
+        """Name a set by a dimension of the accumulator; a set with two names is not sharded."""
         root = self._root((acc, dim))
         if self._names.setdefault(root, dim) != dim:
             self._whole.add(root)
 
     def is_free(self, x, dim: int) -> bool:
-        """Whether a dimension may be divided."""
+        """Return whether a dimension may be sharded."""
         return self._root((x, dim)) not in self._whole
 
     def dimensions(self, x) -> Dimensions:
-        """Which dimensions of the accumulator those of a variable are."""
+        """Return the accumulator's dimensions to which the dimensions of a variable correspond."""
         if isinstance(x, core.Literal):
             return (None,) * len(x.aval.shape)
         return tuple(
@@ -159,7 +159,7 @@ def _summed(jaxpr: core.Jaxpr) -> dict[core.Var, core.Var]:
 def _relate(eqn: core.JaxprEqn, classes: _Classes, is_result: bool) -> None:
     """Relate the dimensions of an equation's operands and results.
 
-    `is_result`: whether the equation is a sum that is a result, which devices sum again.
+    `is_result` says that the equation is a sum that is a result, so that devices sum the shards.
     """
     name, operands, results, params = eqn.primitive.name, eqn.invars, eqn.outvars, eqn.params
     out, shape = results[0], results[0].aval.shape
@@ -199,14 +199,14 @@ def _relate(eqn: core.JaxprEqn, classes: _Classes, is_result: bool) -> None:
             classes.keep(x)
 
 
-# Primitives that split or join arrays, and the parameter with the dimension along which they do.
+# Primitives that split or concatenate arrays, and their parameter with the dimension.
 _ALONG = {"split": "axis", "concatenate": "dimension", "stack": "axis"}
 
 
 def _relate_along(axis: int, adds_axis: bool, operands, results, classes: _Classes) -> None:
-    """Every dimension but one is the same in all operands and results."""
+    """Relate all dimensions but `axis`, along which arrays are split, concatenated or stacked."""
     for x in (*operands, *results):
-        is_new = adds_axis and any(x is own for own in results)
+        is_new = adds_axis and any(x is y for y in results)
         if is_new or not adds_axis:
             classes.keep(x, [axis])
     (out, *_) = results
@@ -223,31 +223,31 @@ def _is_reshape(eqn: core.JaxprEqn) -> bool:
 
 
 def _relate_reshape(x, out, classes: _Classes) -> None:
-    """Dimensions of extent 1 come and go; nothing else does, or all stay whole."""
-    own, new = ([dim for dim, n in enumerate(y.aval.shape) if n != 1] for y in (x, out))
-    if [x.aval.shape[dim] for dim in own] != [out.aval.shape[dim] for dim in new]:
+    """Relate the dimensions of a reshape that only adds or removes dimensions of size 1."""
+    old, new = ([dim for dim, n in enumerate(y.aval.shape) if n != 1] for y in (x, out))
+    if [x.aval.shape[dim] for dim in old] != [out.aval.shape[dim] for dim in new]:
         classes.keep(x)
         classes.keep(out)
         return
-    for dim, new_dim in zip(own, new, strict=True):
+    for dim, new_dim in zip(old, new, strict=True):
         classes.unite(x, dim, out, new_dim)
 
 
-def _of_part(eqn: core.JaxprEqn, shape: tuple[int, ...], *operands) -> list[jax.Array]:
-    """The results of an equation, of which the first is of another shape now."""
+def _of_shard(eqn: core.JaxprEqn, shape: tuple[int, ...], *operands) -> list[jax.Array]:
+    """Return the results of an equation for shards; `shape` is the shape of the first result."""
     name, params = eqn.primitive.name, eqn.params
     if name == "broadcast_in_dim" and len(operands) == 1:
         return [lax.broadcast_in_dim(operands[0], shape, params["broadcast_dimensions"])]
     if _is_reshape(eqn):
         return [lax.reshape(operands[0], shape)]
-    if name == "reshard":  # One device has its part already.
+    if name == "reshard":  # The operand is a shard already.
         return [*operands]
     if name == "slice":
         starts = params["start_indices"]
         return [lax.slice(operands[0], starts, [i + n for i, n in zip(starts, shape, strict=True)])]
     if name == "iota" and not operands:
         return [lax.broadcasted_iota(params["dtype"], shape, params["dimension"])]
-    # Parts have no mesh in their types.
+    # Shards have no mesh in their types.
     params = {key: None if key in _SHARDINGS else value for key, value in params.items()}
     return bound(eqn, params, operands)
 

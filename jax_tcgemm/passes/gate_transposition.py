@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from jax.extend import core
 
-from jax_tcgemm.epilogues.halves import find_halves
+from jax_tcgemm.epilogues.gate_up import find_gate_up
 from jax_tcgemm.epilogues.membership import is_call, is_elementwise
 from jax_tcgemm.passes.gates import by_columns, rows_and_columns
 from jax_tcgemm.passes.transpositions import reading
@@ -24,7 +24,7 @@ _MOST_TOGETHER = 256
 _REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
 
 
-def turned(equations: Sequence[core.JaxprEqn], results) -> list[core.JaxprEqn]:
+def with_transposed_gates(equations: Sequence[core.JaxprEqn], results) -> list[core.JaxprEqn]:
     """Return the equations of a program with such gated products transposed.
 
     Products must already be `dot_general_p` of this package.
@@ -52,11 +52,11 @@ def turned(equations: Sequence[core.JaxprEqn], results) -> list[core.JaxprEqn]:
             continue
         rows, _ = rows_and_columns(equations[number])
         order = [dim for dim in range(product.aval.ndim) if dim not in rows] + rows
-        has_halves = program.has_halves(product, rows)
-        together = program.together(product, order) if has_halves or partners else None
-        if together is not None and (has_halves or not together.isdisjoint(partners)):
+        is_stacked = program.splits_gate_up(product, rows)
+        together = program.together(product, order) if is_stacked or partners else None
+        if together is not None and (is_stacked or not together.isdisjoint(partners)):
             done |= together
-            _turn(equations, program, together, order)
+            _transpose(equations, program, together, order)
     return equations
 
 
@@ -82,15 +82,15 @@ class _Program:
                 self.users[x].append(number)
         self.results = {x for x in results if not isinstance(x, core.Literal)}
 
-    def has_halves(self, product: core.Var, rows: Sequence[int]) -> bool:
+    def splits_gate_up(self, product: core.Var, rows: Sequence[int]) -> bool:
         """Return whether a product is split into gate and up along its rows."""
 
-        def can_join(number: int) -> bool:
+        def can_fuse(number: int) -> bool:
             eqn = self.equations[number]
             return is_elementwise(eqn, product.aval.shape) and not is_call(eqn)
 
-        halves = find_halves(product, self.equations, self.users, can_join)
-        return halves is not None and not halves.is_dropped and halves.dimension in rows
+        gate_up = find_gate_up(product, self.equations, self.users, can_fuse)
+        return gate_up is not None and not gate_up.is_dropped and gate_up.dimension in rows
 
     def together(self, product: core.Var, order: Sequence[int]) -> set[core.Var] | None:
         """Return the variables to transpose together with a product; None if data would move."""
@@ -100,7 +100,7 @@ class _Program:
             if x in self.results or x not in self.made_by or len(found) > _MOST_TOGETHER:
                 return None
             for number in (self.made_by[x], *self.users[x]):
-                others = _turned_with(self.equations[number], x, order)
+                others = _transposed_with(self.equations[number], x, order)
                 if others is None:
                     return None
                 waiting += others - found
@@ -108,7 +108,7 @@ class _Program:
         return found
 
 
-def _turned_with(eqn: core.JaxprEqn, x: core.Var, order: Sequence[int]) -> set[core.Var] | None:
+def _transposed_with(eqn: core.JaxprEqn, x: core.Var, order: Sequence[int]) -> set[core.Var] | None:
     """Return the variables of an equation to transpose with `x`; None if that is impossible."""
     name, variables = eqn.primitive.name, (*eqn.invars, *eqn.outvars)
     if _is_free(eqn):
@@ -124,15 +124,15 @@ def _turned_with(eqn: core.JaxprEqn, x: core.Var, order: Sequence[int]) -> set[c
         return None
     arrays = [y for y in variables if y.aval.ndim]
     are_alike = all(isinstance(y, core.Var) and y.aval.ndim == len(order) for y in arrays)
-    is_undivided = all(y.aval.sharding.mesh.empty for y in arrays)
+    is_unsharded = all(y.aval.sharding.mesh.empty for y in arrays)
     has_one_shape = name in _CHANGED or len({y.aval.shape for y in arrays}) == 1
-    return set(arrays) if are_alike and is_undivided and has_one_shape else None
+    return set(arrays) if are_alike and is_unsharded and has_one_shape else None
 
 
 # --- transposed equations -------------------------------------------------------------------------
 
 
-def _turn(equations: list, program: _Program, together: set[core.Var], order) -> None:
+def _transpose(equations: list, program: _Program, together: set[core.Var], order) -> None:
     """Replace the equations of variables by equations of the transposed variables."""
     inverse = [order.index(dim) for dim in range(len(order))]
     new = {x: new_variable(x, _moved(x.aval, order)) for x in together}

@@ -1,7 +1,7 @@
-"""Arrays that a program puts side by side, as products can have them for results.
+"""Rewrite pass for concatenations, which calls of products can have as results.
 
-JAX differentiates slices that take an array apart as a sum of arrays that are padded, which becomes
-their concatenation; and sums over rows of two arrays together become those of each.
+JAX's derivative of slices is a sum of padded arrays; the pass replaces it by a concatenation. A
+reduction of a concatenation becomes a concatenation of reductions, which calls can compute.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,18 +12,18 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from jax_tcgemm.epilogues.joins import find_join
+from jax_tcgemm.epilogues.concatenation import find_concatenation
 from jax_tcgemm.system.jax_internals import as_jaxpr, has_plain_context, with_context_of
 
 
-def with_joins(equations: Sequence[core.JaxprEqn], results) -> Sequence[core.JaxprEqn]:
-    """The equations of a program with such arrays as concatenations, and sums of their parts."""
+def with_concatenations(equations: Sequence[core.JaxprEqn], results) -> Sequence[core.JaxprEqn]:
+    """Return the equations of a program with both patterns replaced."""
     made_by: dict[core.Var, core.JaxprEqn] = {}
     found: list[core.JaxprEqn] = []
     for eqn in equations:
         new = [eqn]
         if has_plain_context(eqn) and all(x.aval.sharding.mesh.empty for x in eqn.outvars[:1]):
-            new = _concatenation(eqn, made_by) or _sums_of_parts(eqn, made_by) or new
+            new = _concatenation(eqn, made_by) or _separate_sums(eqn, made_by) or new
         for x in new:
             made_by |= dict.fromkeys(x.outvars, x)
         found += new
@@ -33,7 +33,7 @@ def with_joins(equations: Sequence[core.JaxprEqn], results) -> Sequence[core.Jax
 
 
 def _concatenation(eqn: core.JaxprEqn, made_by) -> list[core.JaxprEqn] | None:
-    """A sum of two arrays of which each is padded where the other is not."""
+    """Return the concatenation that equals a sum of two padded arrays; None for other equations."""
     if eqn.primitive.name not in ("add", "add_any"):
         return None
     pads = [None if isinstance(x, core.Literal) else made_by.get(x) for x in eqn.invars]
@@ -45,16 +45,16 @@ def _concatenation(eqn: core.JaxprEqn, made_by) -> list[core.JaxprEqn] | None:
     if len(dimensions) != 1 or any(low) or any(other_high):
         return None
     (dim,) = dimensions
-    parts = [pad.invars[0] for pad in pads]
-    extents = [x.aval.shape[dim] for x in parts]
-    before = [extents[0] if axis == dim else 0 for axis in range(len(low))]
-    if list(other_low) != before or high[dim] != extents[1]:
+    operands = [pad.invars[0] for pad in pads]
+    sizes = [x.aval.shape[dim] for x in operands]
+    before = [sizes[0] if axis == dim else 0 for axis in range(len(low))]
+    if list(other_low) != before or high[dim] != sizes[1]:
         return None
-    return _written(lambda *x: [lax.concatenate(x, dim)], parts, eqn)
+    return _traced(lambda *x: [lax.concatenate(x, dim)], operands, eqn)
 
 
 def _is_padding(eqn: core.JaxprEqn | None) -> bool:
-    """Whether an equation puts zeros before or after an array."""
+    """Return whether an equation pads an array with zeros at its ends."""
     if eqn is None or eqn.primitive.name != "pad" or not has_plain_context(eqn):
         return False
     array, value = eqn.invars
@@ -65,34 +65,37 @@ def _is_padding(eqn: core.JaxprEqn | None) -> bool:
 
 
 def _widths(eqn: core.JaxprEqn) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How many zeros come before and after, along each dimension."""
+    """Return the numbers of zeros before and after an array, for each dimension."""
     low, high, _ = zip(*eqn.params["padding_config"], strict=True)
     return low, high
 
 
-def _sums_of_parts(eqn: core.JaxprEqn, made_by) -> list[core.JaxprEqn] | None:
-    """A sum over dimensions of two arrays together but that along which they are."""
+def _separate_sums(eqn: core.JaxprEqn, made_by) -> list[core.JaxprEqn] | None:
+    """Return the sums of a concatenation's operands, concatenated; None for other equations.
+
+    The sum must keep the dimension of the concatenation.
+    """
     if eqn.primitive.name != "reduce_sum" or isinstance(eqn.invars[0], core.Literal):
         return None
     made = made_by.get(eqn.invars[0])
-    join = None if made is None else find_join(made, made_by)
-    if join is None or join.dimension in eqn.params["axes"]:
+    found = None if made is None else find_concatenation(made, made_by)
+    if found is None or found.dimension in eqn.params["axes"]:
         return None
-    axes, dim = eqn.params["axes"], join.dimension
-    is_new = join.parts[0].aval.ndim < eqn.invars[0].aval.ndim
-    own = tuple(axis - (is_new and axis > dim) for axis in axes)
-    put_together = jnp.stack if is_new else lax.concatenate
-    place = dim - sum(axis < dim for axis in axes)
+    axes, dim = eqn.params["axes"], found.dimension
+    is_stack = found.operands[0].aval.ndim < eqn.invars[0].aval.ndim
+    operand_axes = tuple(axis - (is_stack and axis > dim) for axis in axes)
+    concatenate = jnp.stack if is_stack else lax.concatenate
+    result_dim = dim - sum(axis < dim for axis in axes)
 
-    def sums(*parts):
-        found = [eqn.primitive.bind(x, **eqn.params | {"axes": own}) for x in parts]
-        return [put_together(found, place)]
+    def concatenated_sums(*operands):
+        sums = [eqn.primitive.bind(x, **eqn.params | {"axes": operand_axes}) for x in operands]
+        return [concatenate(sums, result_dim)]
 
-    return _written(sums, join.parts, eqn)
+    return _traced(concatenated_sums, found.operands, eqn)
 
 
-def _written(function: Callable, operands, eqn: core.JaxprEqn) -> list[core.JaxprEqn]:
-    """The equations of a function of variables, which gives what an equation does."""
+def _traced(function: Callable, operands, eqn: core.JaxprEqn) -> list[core.JaxprEqn]:
+    """Return the equations of a function of variables that computes the results of `eqn`."""
     jaxpr = as_jaxpr(jax.make_jaxpr(function)(*(x.aval for x in operands)))
     names = dict(zip((*jaxpr.invars, *jaxpr.outvars), (*operands, *eqn.outvars), strict=True))
 
