@@ -5,6 +5,7 @@ can run on this machine, `explain(f, *args)` reports the implementation of each 
 function and the reason, and `autotune(f, *args)` measures the fastest implementations.
 """
 
+import importlib.metadata
 import importlib.util
 import sys
 from pathlib import Path
@@ -63,6 +64,8 @@ from jax_tcgemm.quantization.quantize import dequantize, quantize
 from jax_tcgemm.system.switches import debug_switches
 from jax_tcgemm.tuning.autotune import autotune
 from jax_tcgemm.tuning.first_use import tune_on_first_use
+
+__version__ = importlib.metadata.version("jax_tcgemm")
 
 __all__ = [
     "Fp8DotGeneral",
