@@ -204,6 +204,16 @@ def test_quantized_operands_with_an_epilogue_are_one_call():
     near(f(x, w), np.maximum(product + 1, 0))
 
 
+def test_products_of_epilogues_that_no_kernel_computes_are_one_call():
+    (x, w, s, t), product = case()
+    x, w = jax_tcgemm.QuantizedArray(x, s), jax_tcgemm.QuantizedArray(w, t).mT
+    f = functools.partial(jax_tcgemm.matmul, epilogue=lambda acc: jnp.cumsum(acc, 1))
+    (call,) = calls(f, x, w)
+    assert (call.implementation, call.problem.out_dtype) == ("wgmma", "f32")
+    assert call.problem.factors
+    near(f(x, w), np.cumsum(product, 1))
+
+
 def test_derivatives_of_layers_are_lowered_for_gpus():
     """With the accumulator as a second result, and a function of it."""
     (x, w, s, t), _ = case()

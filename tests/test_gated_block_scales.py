@@ -174,6 +174,19 @@ def test_one_call(kind):
     assert "scaled 1x128 by 128x128 gated" in str(call.problem)
 
 
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_products_of_epilogues_that_no_kernel_computes_are_one_call(kind):
+    x, weights = operands(kind)
+    f = functools.partial(
+        jax_tcgemm.gated_linear, epilogue=lambda gate, up: jnp.cumsum(gate * up, 1)
+    )
+    (call,) = calls(f, x, weights)
+    assert (call.implementation, call.problem.m) == ("wgmma", M)
+    assert "scaled 1x128 by" in str(call.problem)
+    gate, up = products(x, weights)
+    near(f(x, weights), np.cumsum(gate * up, 1))
+
+
 def test_configs_that_cannot_gate_leave_it_to_another_kernel():
     x, weights = operands()
     for config in ("64x96x64_c1x1x1_pp_t", "128x128x64_c2x1x1_pp_split2"):

@@ -68,6 +68,15 @@ def test_one_call_of_the_kernel():
     assert "scaled 1x128 by 128x128" in str(call.problem)
 
 
+def test_products_of_epilogues_that_no_kernel_computes_are_one_call():
+    def layer(x, w, sizes):
+        return jax_tcgemm.ragged_dot(x, w.mT, sizes, epilogue=lambda acc: jnp.cumsum(acc, 1))
+
+    (call,) = calls(layer, *large())
+    assert (call.implementation, call.problem.out_dtype) == ("wgmma", "f32")
+    assert "scaled 1x128 by 128x128" in str(call.problem)
+
+
 def test_gradients_by_matrices_of_another_8_bit_float():
     """Which no kernel multiplies, and bfloat16 has exactly."""
     x, w = (quantize(normal(M, K), "float8_e5m2", axis=-1), quantize(normal(GROUPS, K, N), axis=1))

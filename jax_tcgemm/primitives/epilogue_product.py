@@ -203,7 +203,7 @@ def _batch(axis_data, args, dims, **params):
     (factors, operands), (factor_dims, operand_dims) = (_split(x, encoding) for x in (args, dims))
     number, size = encoding.num_accumulators, axis_data.size
     if all(dim is None for dim in factor_dims):
-        accs = _accumulators_of_mapped(encoding, factors, options)
+        accs = _accumulators_by_calls(encoding, factors, encoding.accumulator, options)
 
         def of_operands(*operands):
             return _applied(function, accs, (*factors, *operands), params)
@@ -255,14 +255,6 @@ def _mapped_product(factors, dims, size: int, mesh_axis, params) -> jax.Array:
         return product(encoding, own)
 
     return lax.map(of_entry, mapped)
-
-
-def _accumulators_of_mapped(encoding: Encoding, factors, options: CallOptions) -> list[jax.Array]:
-    """The accumulators that a function of mapped operands alone takes."""
-    if encoding.has_bare_products:
-        return _accumulators(encoding, factors, encoding.accumulator, options)
-    identity = jax.make_jaxpr(lambda *accs: accs)(*encoding.types(factors, options))
-    return epilogue_product(encoding, factors, (), options, identity)
 
 
 def _new_dimension(result, acc, in_acc: int) -> int:

@@ -90,7 +90,6 @@ class Encoding(abc.ABC):
       num_products: how many products the accumulators are, of a gated one 1 or 2.
       stores_narrow: whether accumulators may be stored in the dtype that the function rounds them
         to, where it does nothing else with them.
-      has_bare_products: whether products without a function run as calls of their own.
       is_bare: whether the call is a product without an epilogue, whose function only rounds the one
         accumulator.
       masks_results: whether `Rows.masked` changes results, which are not to be reduced then.
@@ -103,7 +102,6 @@ class Encoding(abc.ABC):
     accumulator: np.dtype = np.dtype(np.float32)
     num_products: int = 1
     stores_narrow: bool = True
-    has_bare_products: bool = True
     is_bare: bool = False
     masks_results: bool = False
     layout: ProductLayout | None = None

@@ -13,6 +13,7 @@ import functools
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -36,14 +37,26 @@ class BlockScaled(Encoding):
       blocks: extents of a block of the last two dimensions of each operand.
       gated: as of `Encoding`.
       precision: as for `matmul`, canonical.
+      is_bare: as of `Encoding`.
     """
 
     num_batch: int
     blocks: tuple[tuple[int, int], tuple[int, int]]
     gated: bool = False
     precision: object = None
+    is_bare: bool = False
 
-    num_factors, stores_narrow, has_bare_products = 4, False, False
+    num_factors, stores_narrow = 4, False
+
+    def product_calls(self, factors):
+        """Multiply as a bare product, with gate and up side by side in its columns."""
+        if self.is_bare:
+            return ()
+        lhs, rhs, lhs_scales, rhs_scales = factors
+        if self.gated:
+            rhs, rhs_scales = (jnp.moveaxis(x, 0, self.num_batch) for x in (rhs, rhs_scales))
+        bare = dataclasses.replace(self, gated=False, is_bare=True)
+        return [(bare, (lhs, rhs, lhs_scales, rhs_scales))]
 
     def products(self, factors, dtype, options):
         """Multiply dequantized operands, by XLA."""

@@ -28,9 +28,11 @@ class RaggedBlockScaled(Ragged):
 
     Attributes:
       blocks: extents of a block of lhs along m and k, and of rhs along n and k.
+      is_bare: as of `Encoding`.
     """
 
     blocks: tuple[tuple[int, int], tuple[int, int]]
+    is_bare: bool = False
 
     factor_names = (*Factors._fields[:4], "lhs_scales", "rhs_scales")
 
@@ -42,9 +44,11 @@ class RaggedBlockScaled(Ragged):
         return self._plain.products(factors, dtype, options.of_dequantized_blocks())
 
     def product_calls(self, factors):
-        """Multiply by gate and up as products with scales of blocks, once by both side by side."""
-        if not self.gated:
+        """Multiply as bare products, once by gate and up side by side."""
+        if self.is_bare:
             return ()
+        if not self.gated:
+            return [(dataclasses.replace(self, by_group=(), is_bare=True), factors)]
         lhs, rhs, sizes, offset, lhs_scales, scales = factors
         rights, (of_lhs, (columns, depth)) = side_by_side(rhs), self.blocks
         if len(rights) > 1:
@@ -56,7 +60,7 @@ class RaggedBlockScaled(Ragged):
                 scales, columns = spread_along(axis, scales, n, columns), 1
             of_rights = [lax.collapse(scales, axis - 1, axis + 1)]
         blocks = of_lhs, (columns, depth)
-        own = dataclasses.replace(self, gated=False, by_group=(), blocks=blocks)
+        own = dataclasses.replace(self, gated=False, by_group=(), blocks=blocks, is_bare=True)
         pairs = zip(rights, of_rights, strict=True)
         return [(own, (lhs, right, sizes, offset, lhs_scales, x)) for right, x in pairs]
 
