@@ -95,7 +95,7 @@ def test_split_k(kernels):
     check(kernels, types, "NT", CASE["ten_k_blocks"], **how)
 
 
-def test_factors_of_batches(kernels):
+def test_scales_of_batches(kernels):
     types = Types("f8e4m3fn", "bf16", "f32")
     how = {"implementation": "wgmma", "config": PING_PONG, "seed": 1}
     check(kernels, types, "NT", CASE["alpha_beta_odd_batch"], **how)
@@ -165,10 +165,10 @@ def test_large_tiles_have_no_registers_for_promoted_sums(kernels):
 
 
 MULTIPLY, KERNEL = "kernels/wgmma/multiply.cuh", "kernels/wgmma/kernel.cuh"
-FACTORS = "kernels/wgmma/factors.cuh"
+SCALES = "kernels/wgmma/scales.cuh"
 MISTAKES = [
     Mistake(MULTIPLY, "not_started_anew", "false", "true"),
-    Mistake(FACTORS, "not_added", "+=", "="),
+    Mistake(SCALES, "not_added", "+=", "="),
     Mistake(MULTIPLY, "not_waited_for"),
     Mistake(KERNEL, "sums_of_the_tile_before"),
     Mistake(MULTIPLY, "wrong_half_of_k", "step * kStepB", "step % 2 * kStepB"),

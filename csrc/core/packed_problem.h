@@ -53,7 +53,7 @@ struct PackedProblem {
   int64_t zero;        // of all integers, where there are no zero points
   bool zero_points;    // whether every group and column has its own
   bool column_scales;  // whether every column has a scale beside those of its groups
-  bool row_scales;     // whether each row of X has a factor
+  bool row_scales;     // whether each row of X has a scale
   DType scale;
   DType in;                // of X; of a weight that of D
   DType out;               // of D

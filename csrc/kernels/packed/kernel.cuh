@@ -162,8 +162,8 @@ class Block {
       load_values(stage, to);
       load_x(stage, to + kXOffset);
       if constexpr (kGroups > 0) {
-        load_factors(params_.scales, kTile16 * sizeof(Scale), stage, to + kScalesOffset);
-        if constexpr (Weight::kZeroPoints) load_factors(params_.zero_points, kTile16 * 2, stage, to + kZerosOffset);
+        load_per_group(params_.scales, kTile16 * sizeof(Scale), stage, to + kScalesOffset);
+        if constexpr (Weight::kZeroPoints) load_per_group(params_.zero_points, kTile16 * 2, stage, to + kZerosOffset);
       }
     }
     ptx::cp_async_commit_group();
@@ -205,15 +205,14 @@ class Block {
   }
 
   // [tile][group]: kBytes each.
-  __device__ __forceinline__ void load_factors(const uint8_t* factors, int bytes, int32_t stage, uint32_t to) {
+  __device__ __forceinline__ void load_per_group(const uint8_t* values, int bytes, int32_t stage, uint32_t to) {
     const int per_group = bytes / 16, units = kTile.tiles() * kGroups * per_group;
 #pragma unroll 1
     for (int unit = thread_; unit < units; unit += kThreads) {
       const int tile_idx = unit / (kGroups * per_group), rest = unit - tile_idx * kGroups * per_group;
       const int32_t group = stage * kGroups + rest / per_group;
-      const uint8_t* from = factors +
-                            (static_cast<int64_t>(weight_tile(tile_idx)) * params_.groups + stage * kGroups) * bytes +
-                            rest * 16;
+      const uint8_t* from =
+          values + (static_cast<int64_t>(weight_tile(tile_idx)) * params_.groups + stage * kGroups) * bytes + rest * 16;
       ptx::cp_async_16(to + unit * 16, from, has_tile(tile_idx) && group < params_.groups);
     }
   }

@@ -29,11 +29,11 @@ __global__ void __launch_bounds__(kWeightThreads) write_weight(const __grid_cons
   for (int block = 0; block < kPieceK / kBlockK; ++block) {
     const int32_t k = first_k + block * kBlockK + c * 8;
     if (k >= params.k) continue;
-    const int64_t factors = (tile * params.groups + k / params.group_size) * kTile + g * 2;
+    const int64_t scale_idx = (tile * params.groups + k / params.group_size) * kTile + g * 2;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float scale = float_of(static_cast<const Scale*>(params.scales)[factors + r]);
-      const float zero = params.zero_points != nullptr ? params.zero_points[factors + r] : params.zero;
+      const float scale = float_of(static_cast<const Scale*>(params.scales)[scale_idx + r]);
+      const float zero = params.zero_points != nullptr ? params.zero_points[scale_idx + r] : params.zero;
       float numbers[8];
       const float column_scale = params.column_scales == nullptr ? 1 : params.column_scales[tile * kTile + g * 2 + r];
 #pragma unroll

@@ -9,33 +9,33 @@
 // Roles (384 threads, 512 for tiles of 192 rows):
 //   warpgroup 0     producer: one thread walks this block's tiles and keeps loads of all stages in flight;
 //                   two other warps initialise the barriers and ask for the tensor maps; then one of these and
-//                   the last one load factors of blocks, of operands that are scaled by such
+//                   the last one load block scales where operands have them
 //   warpgroups 1.. consumers: wgmma from shared memory, epilogue in registers, staged store
 // Cooperative: the consumers split a tile's rows. Ping-pong: they take alternate tiles, and an
 // order barrier lets one multiply while the other one stores. Sums of 8-bit floats leave the tensor
-// core with each k block, unless Mma::kPromoteEvery is 0, and are multiplied by its factors.
+// core with each k block, unless Mma::kPromoteEvery is 0, and are multiplied by its scales.
 //
 // Pipelines (arrivals that complete a phase):
 //   full[stage]    1 (the producer's expect_tx) + the bytes of both operand tiles, or of a function's matrices; one
-//                  more for each thread that loads factors
-//   empty[stage]   one for each consumer warpgroup that reads the stage, or each of its warps where it reads factors,
+//                  more for each thread that loads scales
+//   empty[stage]   one for each consumer warpgroup that reads the stage, or each of its warps where it reads scales,
 //                  from each block of the cluster that loads into it or receives its multicast
 //   order[group]   4: each warp of the other consumer has issued its last multiplication
 //   two more for each group where a cluster splits K: see cluster_sum.cuh
 //
 // Shared memory, from a 1024-byte boundary: stages of (A tile, B tile); two store buffers of
 // 8 KB for each consumer warpgroup, or one (Traits::kStagesForTma); other blocks' products
-// (kClusterK > 1); factors of all stages; barriers.
+// (kClusterK > 1); block scales of all stages; barriers.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/wgmma/cluster_sum.cuh"
-#include "kernels/wgmma/factors.cuh"
 #include "kernels/wgmma/function_store.cuh"
 #include "kernels/wgmma/loads.cuh"
 #include "kernels/wgmma/multiply.cuh"
 #include "kernels/wgmma/pipeline.cuh"
+#include "kernels/wgmma/scales.cuh"
 #include "kernels/wgmma/scheduler.cuh"
 #include "kernels/wgmma/store.cuh"
 #include "kernels/wgmma/traits.cuh"
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
   // is worked out in uniform registers.
   if (warp == kInitializingWarp) {
     if (ptx::elect_one()) {
-      pipeline.init(T::kIsScaled ? 1 + kFactorThreads : 1);  // mutant: nobody_waits_for_them
+      pipeline.init(T::kIsScaled ? 1 + kScaleThreads : 1);  // mutant: nobody_waits_for_them
       if constexpr (Config::kClusterK > 1) ClusterSum<T>::init(shared);
       ptx::fence_mbarrier_init();
     }
@@ -110,21 +110,21 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       ptx::griddepcontrol_launch_dependents();
       pipeline.drain(state);  // mutant: block_left_early
     } else if constexpr (T::kIsScaled) {
-      if (warp >= kFirstFactorWarp) {
-        FactorLoader<T, Epilogue> factors(params, shared, pipeline, threadIdx.x - 32 * kFirstFactorWarp);
+      if (warp >= kFirstScaleWarp) {
+        ScaleLoader<T, Epilogue> scales(params, shared, pipeline, threadIdx.x - 32 * kFirstScaleWarp);
         PipelineState state{stages};
         do {
           const Work work = walk.work();
           const int32_t outer = params.grid.batch_inner.divide(work.batch_idx);
           // mutant: first_block_of_a_split
-          factors.begin(work.m_idx, work.n_idx, outer, work.batch_idx - outer * params.batch_inner, work.first_k_block);
+          scales.begin(work.m_idx, work.n_idx, outer, work.batch_idx - outer * params.batch_inner, work.first_k_block);
           int32_t boxes = 0;
           if constexpr (Boxes::kHasAny) boxes = Boxes::stages(params);
 #pragma unroll 1
           for (int32_t i = 0; i < params.k_blocks + boxes; ++i, state.advance()) {
             ptx::mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);
             if (i < params.k_blocks) {
-              factors.load(state.stage);
+              scales.load(state.stage);
             } else {
               ptx::mbarrier_arrive(pipeline.full(state.stage));
             }
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
     const int32_t first_row = Config::kPingPong ? 0 : consumer * T::kRowsPerGroup;
     const uint32_t first_row_bytes = first_row * 128;
     [[maybe_unused]] const Fragments<typename T::A> fragments(thread_idx);
-    [[maybe_unused]] Factors<T> factors(shared, first_row, thread_idx);
+    [[maybe_unused]] Scales<T> scales(shared, first_row, thread_idx);
     PipelineState state{stages};
     uint32_t turn = 0;
     [[maybe_unused]] ClusterSum<T> cluster_sum(shared, cta_rank, consumer);
@@ -210,8 +210,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
           if (previous_stage >= 0) release(previous_stage);
         };
         if constexpr (T::kPromotes) {
-          factors.go_to(state.stage);
-          multiply_and_promote<T>(acc, a, b, factors, [&] { release(state.stage); });
+          scales.go_to(state.stage);
+          multiply_and_promote<T>(acc, a, b, scales, [&] { release(state.stage); });
         } else if constexpr (T::kRegisterA) {
           multiply_from_registers<T>(acc, a, b, fragments, i != 0, release_previous);
         } else {

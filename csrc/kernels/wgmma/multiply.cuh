@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/wgmma/factors.cuh"
+#include "kernels/wgmma/scales.cuh"
 #include "kernels/wgmma/traits.cuh"
 #include "ptx/shared_memory.cuh"
 #include "ptx/wgmma.cuh"
@@ -83,11 +83,11 @@ __device__ __forceinline__ void multiply_from_shared(float (&acc)[kBlocks][kSums
   release_previous();
 }
 
-// sums += A * B of one k block, times its factors: what the tensor core has added up of it, from zero, is added to
+// sums += A * B of one k block, times its block scales: what the tensor core has added up of it, from zero, is added to
 // float32 sums, part by part. `release` runs when nothing reads the stage any more.
 template <typename T, int kWidth = T::Config::kTileN, typename Release>
 __device__ __forceinline__ void multiply_and_promote(float (&sums)[T::kBlocksM][T::Config::kTileN / 2], uint32_t a,
-                                                     uint32_t b, const Factors<T>& factors, Release release) {
+                                                     uint32_t b, const Scales<T>& scales, Release release) {
   // Where not all columns are used, of two parts along them each has half of those.
   constexpr int kBlocks = T::kPartBlocks, kHalf = (kWidth / 2 + 7) / 8 * 8;
   constexpr int kColumns = kWidth <= T::kPartColumns ? kWidth : kHalf;
@@ -98,7 +98,7 @@ __device__ __forceinline__ void multiply_and_promote(float (&sums)[T::kBlocksM][
       float acc[kBlocks][kColumns / 2];
       // mutant: no_promotion, half_of_the_rows, half_of_the_columns, not_started_anew
       multiply_from_shared<T, kColumns>(acc, a + block * 8192, b + column * 128, false, [] {});
-      const auto held = factors.template load<kBlocks, kColumns>(block, column);
+      const auto held = scales.template load<kBlocks, kColumns>(block, column);
       ptx::wgmma_wait_group<0>();  // mutant: not_waited_for
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) ptx::wgmma_fence_operand<T::kIsInteger>(acc[i]);

@@ -48,7 +48,7 @@ struct Traits {
   static constexpr int kPartColumns = kSecondPart != 0 ? kSecondPart : Config::kTileN;
   static constexpr int kAccumulators =
       Config::kShape.sums_per_thread() + (kPromotes ? kPartBlocks * kPartColumns / 2 : 0);
-  // Whether promoted sums are multiplied by factors of their k block, which threads of a warp load.
+  // Whether the accumulators of a k block are multiplied by its block scales at promotion.
   static constexpr bool kIsScaled = A::kScaledRows != 0;
   // Of each thread once its role is known, together at most what a block has at launch. The producer
   // needs 40 for multicast; fragments of A need 160 where accumulators are 96.
@@ -65,7 +65,7 @@ struct Traits {
   static constexpr int kTmaStoreBuffers = kGeometry.tma_store_buffers();
   static constexpr int kStoreOffset = kGeometry.store_offset();
   static constexpr int kPartialOffset = kGeometry.partial_offset(), kBarrierOffset = kGeometry.barrier_offset();
-  static constexpr int kFactorOffset = kGeometry.factor_offset(), kFactorBytes = kGeometry.factor_bytes();
+  static constexpr int kScaleOffset = kGeometry.scale_offset(), kScaleBytes = kGeometry.scale_bytes();
   static constexpr int kNumBarriers = kGeometry.num_barriers();
 
   static_assert(Config::kTileM % 64 == 0 && kBlocksM >= 1, "wgmma multiplies 64 rows at a time");
@@ -88,7 +88,8 @@ struct Traits {
   static_assert(B::kIsKMajor || kSecondPart == 0,
                 "descriptors of an N-major B leave too few registers for parts of columns");
   static_assert(kBlocksM <= 2, "a tile's parts are its rows or its columns");
-  static_assert(!kIsScaled || (kPromotes && B::kScaledRows != 0), "sums of a k block have factors of both operands");
+  static_assert(!kIsScaled || (kPromotes && B::kScaledRows != 0),
+                "the accumulators of a k block have scales of both operands");
 };
 
 }  // namespace tcgemm::wgmma_family
