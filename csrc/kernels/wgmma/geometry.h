@@ -73,9 +73,9 @@ struct OperandShape {
   constexpr int bytes(int extent, int tile_k) const { return padded(extent) * tile_k * element_bytes; }
   // Number of block scales for one k block of a tile.
   constexpr int num_scales(int extent) const { return scaled_rows == 0 ? 0 : (extent + scaled_rows - 1) / scaled_rows; }
-  // Of a tile that `sharers` blocks load an equal part of each.
-  constexpr Box box(int extent, int tile_k, int sharers) const {
-    return is_k_major() ? Box{tile_k, extent / sharers} : Box{chunk(), tile_k / sharers};
+  // Box of one TMA load where `multicast` CTAs each load an equal part of the tile for all of them.
+  constexpr Box box(int extent, int tile_k, int multicast) const {
+    return is_k_major() ? Box{tile_k, extent / multicast} : Box{chunk(), tile_k / multicast};
   }
 };
 

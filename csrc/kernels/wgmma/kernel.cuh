@@ -140,20 +140,20 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
     int buffer_idx = 0;
     const uint32_t barrier_id = 1 + consumer;
 
-    // Thread i, of each warp where those release, tells the producer of the i-th block that shares a stage with us that
-    // it is free.
+    // Thread i, of each warp where those release, tells the producer of the i-th CTA that multicasts to this one or
+    // from which it receives that a stage is free.
     const int rank_m = cta_rank % Config::kClusterM, rank_n = cta_rank / Config::kClusterM % Config::kClusterN;
     int32_t peer = -1;
     const int releasing_idx = T::kIsScaled ? thread_idx % 32 : thread_idx;
     if (releasing_idx < Config::kClusterM) {
       peer = rank_n * Config::kClusterM + releasing_idx;
-    } else if (releasing_idx < Config::kSharers && releasing_idx - Config::kClusterM < Config::kClusterN - 1) {
+    } else if (releasing_idx < Config::kMulticast && releasing_idx - Config::kClusterM < Config::kClusterN - 1) {
       const int other_n = releasing_idx - Config::kClusterM;
       peer = (other_n < rank_n ? other_n : other_n + 1) * Config::kClusterM + rank_m;
     }
     const auto release = [&](int stage) {
       if constexpr (T::kIsScaled) __syncwarp();
-      if constexpr (Config::kSharers == 1) {
+      if constexpr (Config::kMulticast == 1) {
         if (releasing_idx == 0) ptx::mbarrier_arrive(pipeline.empty(stage));
       } else {
         if (peer >= 0) ptx::mbarrier_arrive_remote(pipeline.empty(stage), peer);

@@ -60,7 +60,7 @@ struct Pipeline {
   // By the producer, where it stands after its last load: waits until all stages have been released. No
   // block may leave while other blocks' arrivals and multicasts to it are under way, and these are the last.
   __device__ __forceinline__ void drain(PipelineState state) const {
-    if constexpr (Config::kSharers > 1) {
+    if constexpr (Config::kMulticast > 1) {
 #pragma unroll 1
       for (int i = 0; i < state.stages; ++i, state.advance()) ptx::mbarrier_wait(empty(state.stage), state.phase ^ 1);
     }
