@@ -225,7 +225,7 @@ MISTAKES = [
     Mistake(SCALES, "one_too_late", "row /", "(row - 1) /", PING_PONG),
     Mistake(SCALES, "not_gated", "kRowsInTurn", "1 << 20", PING_PONG),
     Mistake(SCALES, "columns_of_the_first_segment", "4 * (column / kColumnsPerScale)", "0", WIDE),
-    Mistake(SCALES, "sums_of_the_first_half", "2 * i / kColumnsPerScale", "0", PING_PONG),
+    Mistake(SCALES, "accumulators_of_the_first_half", "2 * i / kColumnsPerScale", "0", PING_PONG),
 ]
 SHOWN = CASES["rows by blocks"]
 

@@ -240,7 +240,7 @@ MISTAKES = [
     ),
     Mistake(
         KERNEL,
-        "sums_of_the_tile_before",
+        "accumulators_of_the_tile_before",
         "acc[block][i] = 0.0f;",
         "if (block > 0) acc[block][i] = 0.0f;",
         ONE_PART,

@@ -101,8 +101,8 @@ FP8, FP4, SPLIT, TABLE, BYTES = CASES[-5:]
 MISTAKES = [
     Mistake(KERNEL, "stages_not_awaited", "kStages - 2", "kStages - 1", SPLIT),
     Mistake(KERNEL, "stages_overwritten", case=SPLIT),
-    Mistake(KERNEL, "stages_overwritten_by_sums", case=SPLIT),
-    Mistake(KERNEL, "sums_not_awaited", case=TABLE),
+    Mistake(KERNEL, "stages_overwritten_by_accumulators", case=SPLIT),
+    Mistake(KERNEL, "accumulators_not_awaited", case=TABLE),
     Mistake(SUMS, "sums_of_one_warp", "kSums.warps_k", "1", SPLIT),
     Mistake(KERNEL, "blocks_not_begun", case=SPLIT, finds="which the block has not got"),
     Mistake(KERNEL, "shares_not_awaited", case=SPLIT, finds="ended|wrong"),

@@ -162,8 +162,10 @@ MISTAKES = [
     Mistake(PIECES, "nibbles_swapped", "4 * p", "4 * (p ^ 1)", SPLIT),
     Mistake(PIECES, "halves_of_the_table", "entry % 16", "entry / 16", TABLE),
     Mistake(PIECES, "byte_of_the_table", "9", "17", TABLE),
-    Mistake(BLOCK, "sums_not_awaited", case=RING),
-    Mistake(BLOCK, "stages_overwritten_by_sums", case=SPLIT, finds="wrong|fence.proxy.async"),
+    Mistake(BLOCK, "accumulators_not_awaited", case=RING),
+    Mistake(
+        BLOCK, "stages_overwritten_by_accumulators", case=SPLIT, finds="wrong|fence.proxy.async"
+    ),
     Mistake(BLOCK, "blocks_not_begun", case=SPLIT, finds="wrong|which the block has not got"),
     Mistake(BLOCK, "shares_not_awaited", case=SPLIT, finds="ended|wrong"),
     Mistake(

@@ -3,8 +3,8 @@
 //   D[b,m,n] = alpha * sum_k op(A)[b,m,k] * op(B)[b,k,n] + beta * C[b,m,n]
 //
 // where A and B may have block scales, by which their elements are multiplied. op(X) is X or its transpose,
-// said by Operand::transposed and never by a copy. `Epilogue` says what else happens to a sum before it is stored.
-// Host-only, free of CUDA and XLA, so that the CPU module and the queries share it.
+// said by Operand::transposed and never by a copy. `Epilogue` says what else happens to an accumulator before it is
+// stored. Host-only, free of CUDA and XLA, so that the CPU module and the queries share it.
 #pragma once
 
 #include <array>
@@ -77,7 +77,7 @@ struct ProductScales {
   }
 };
 
-// An elementwise function of the sums and of operands, as device code: a struct of this name in the namespace
+// An elementwise function of the accumulators and of operands, as device code: a struct of this name in the namespace
 // tcgemm::elementwise, which a program's kernels are compiled with. epilogue/function.cuh says how it is called. Places
 // and strides are in elements. Of a matrix with rows of `n`, row m lies at m / period * m_outer + m % period * m_inner.
 struct Function {

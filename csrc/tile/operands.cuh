@@ -33,7 +33,7 @@ struct Operands {
   using B = BType;
 };
 
-// An instruction by the types that it multiplies and adds up. Its sums leave the tensor core after every
+// An instruction by the types that it multiplies and adds up. Its accumulators are promoted after every
 // kPromoteEvery elements of K; 0: with the last one.
 template <typename AType, typename BType, typename AccumulatorType, int promote_every = 0>
 struct Mma {

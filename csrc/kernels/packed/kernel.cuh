@@ -7,12 +7,12 @@
 // integers, and its numbers of X, are 16 neighbouring bytes each (problem/packed_weight.py).
 //
 // A block has `columns` columns and 8 * kTokenBlocks rows of X. Each of its warps has 32 of the columns, and of every
-// stage 128 rows of the weight; stages come by cp.async, a lane's own integers to where it reads them itself. Sums of
-// a group are kept apart, and are multiplied by its scale in float32. At the end the sums of warps with the same
-// columns are added up in order, through shared memory, and then those of the cluster's blocks, which st.async sends to
-// the one that stores them.
+// stage 128 rows of the weight; stages come by cp.async, a lane's own integers to where it reads them itself.
+// Accumulators of a group are kept apart, and are multiplied by its scale in float32. At the end the accumulators of
+// warps with the same columns are added up in order, through shared memory, and then those of the cluster's blocks,
+// which st.async sends to the one that stores them.
 //
-// Shared memory: geometry.h. Barrier: 1 (the receiver's expect_tx) + the bytes of the other blocks' sums.
+// Shared memory: geometry.h. Barrier: 1 (the receiver's expect_tx) + the bytes of the other CTAs' accumulators.
 // Limits: rows of X must begin on 16 bytes, so that k is a multiple of 8.
 #pragma once
 
@@ -117,19 +117,19 @@ class Block {
         if (!has_tile(tile_of(t))) continue;
 #pragma unroll
         // mutant: column_scales_of_the_next_tile
-        for (auto& sums : sums_[t]) scale_accumulators(sums, params_.column_scales, weight_tile(tile_of(t)));
+        for (auto& acc : acc_[t]) scale_accumulators(acc, params_.column_scales, weight_tile(tile_of(t)));
       }
     }
-    __syncthreads();  // mutant: stages_overwritten_by_sums
+    __syncthreads();  // mutant: stages_overwritten_by_accumulators
     // From here on others may write where our stages were, and add to our barrier.
     if constexpr (kTile.cluster > 1) ptx::cluster_arrive_relaxed();
     const BlockSums<Config, Epilogue> sums(shared_);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (int j = 0; j < kTokenBlocks; ++j) sums.put(warp_k_, tile_of(t), j, sums_[t][j]);
+      for (int j = 0; j < kTokenBlocks; ++j) sums.put(warp_k_, tile_of(t), j, acc_[t][j]);
     }
-    __syncthreads();  // mutant: sums_not_awaited
+    __syncthreads();  // mutant: accumulators_not_awaited
     if constexpr (kTile.cluster > 1) {
       ptx::cluster_wait();  // mutant: blocks_not_begun
       sums.send(barrier);
@@ -252,10 +252,10 @@ class Block {
 #pragma unroll
             for (int j = 0; j < kTokenBlocks; ++j) {
               const uint32_t b[4] = {x[j].x, x[j].y, x[j].z, x[j].w};
-              multiply<X>(group_sums(t)[j], a, b[2 * step], b[2 * step + 1]);
+              multiply<X>(group_acc(t)[j], a, b[2 * step], b[2 * step + 1]);
             }
           }
-          if (kHasParts && (block + 1) * kBlockK % group_size() == 0) end_group(stage, block, t);
+          if (kHasGroupAcc && (block + 1) * kBlockK % group_size() == 0) end_group(stage, block, t);
         }
       }
     }
@@ -264,7 +264,7 @@ class Block {
   // Of 16 rows no instruction has one group alone: fragments are multiplied by scales. Of larger groups accumulators
   // are.
   static constexpr bool kScalesFragments = Weight::kGroup == 16;
-  static constexpr bool kHasParts = Weight::kGroup > 0 && !kScalesFragments;
+  static constexpr bool kHasGroupAcc = Weight::kGroup > 0 && !kScalesFragments;
 
   // Not 0, so that nothing is divided by it where it is not meant.
   static constexpr __device__ int group_size() { return Weight::kGroup > 0 ? Weight::kGroup : kWarpK; }
@@ -272,11 +272,11 @@ class Block {
   // Groups of a block of rows begin and end with a tile, so that tiles share registers.
   static constexpr int kOpenGroups = Weight::kGroup <= kBlockK ? 1 : kTiles;
 
-  __device__ __forceinline__ float (&group_sums(int t)) [kTokenBlocks][4] {
-    if constexpr (kHasParts) {
-      return part_[t % kOpenGroups];
+  __device__ __forceinline__ float (&group_acc(int t)) [kTokenBlocks][4] {
+    if constexpr (kHasGroupAcc) {
+      return group_acc_[t % kOpenGroups];
     } else {
-      return sums_[t];
+      return acc_[t];
     }
   }
 
@@ -295,9 +295,9 @@ class Block {
 
   __device__ __forceinline__ void begin_group(uint32_t stage, int block, int t) {
 #pragma unroll
-    for (int j = 0; kHasParts && j < kTokenBlocks; ++j) {
+    for (int j = 0; kHasGroupAcc && j < kTokenBlocks; ++j) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) group_sums(t)[j][i] = 0.0f;
+      for (int i = 0; i < 4; ++i) group_acc(t)[j][i] = 0.0f;
     }
     if constexpr (Weight::kZeroPoints) {
       // mutant: zeros_of_the_other_column
@@ -312,7 +312,7 @@ class Block {
 #pragma unroll
     for (int j = 0; j < kTokenBlocks; ++j) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sums_[t][j][i] += (i < 2 ? scales.x : scales.y) * group_sums(t)[j][i];
+      for (int i = 0; i < 4; ++i) acc_[t][j][i] += (i < 2 ? scales.x : scales.y) * group_acc(t)[j][i];
     }
   }
 
@@ -337,7 +337,7 @@ class Block {
 #pragma unroll
       for (int j = 0; j < kTokenBlocks; ++j) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums_[t][j][i] *= float_of(scales[lane_ / 4 * 2 + i / 2]);
+        for (int i = 0; i < 4; ++i) acc_[t][j][i] *= float_of(scales[lane_ / 4 * 2 + i / 2]);
       }
     }
   }
@@ -351,8 +351,8 @@ class Block {
   const Work work_;
   int32_t first_tile_;
   const uint8_t* values_;  // of this lane in the warp's first tile
-  float sums_[kTiles][kTokenBlocks][4] = {};
-  float part_[kOpenGroups][kTokenBlocks][4];  // of groups
+  float acc_[kTiles][kTokenBlocks][4] = {};
+  float group_acc_[kOpenGroups][kTokenBlocks][4];  // of groups
   // Subtrahends of columns g and g + 8; of all tiles the same where there are no zero points.
   uint32_t zeros_[kTiles][2] = {
       {subtrahend<X, Weight::kBits>(Weight::kZero), subtrahend<X, Weight::kBits>(Weight::kZero)}};

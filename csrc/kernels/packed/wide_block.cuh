@@ -199,13 +199,13 @@ class WideBlock {
 
   // Stores the results, once this thread has multiplied all stages.
   __device__ __forceinline__ void finish(const float (&accumulators)[kCount]) const {
-    sync_consumers();  // mutant: stages_overwritten_by_sums
+    sync_consumers();  // mutant: stages_overwritten_by_accumulators
     // From here on others may write where our stages were, and add to our barrier.
     if constexpr (kTile.cluster > 1) ptx::cluster_arrive_relaxed();
     const BlockSums<Config, Epilogue> sums(shared_);
 #pragma unroll
     for (int j = 0; j < kTile.rows() / 8; ++j) sums.put(0, tile(), j, accumulators + 4 * j);
-    sync_consumers();  // mutant: sums_not_awaited
+    sync_consumers();  // mutant: accumulators_not_awaited
     if constexpr (kTile.cluster > 1) {
       ptx::cluster_wait();  // mutant: blocks_not_begun
       sums.send(barriers_.accumulators());

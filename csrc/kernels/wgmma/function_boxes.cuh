@@ -1,5 +1,5 @@
 // Matrices that a function reads, by TMA: after a tile's k blocks the producer brings them through the same ring of
-// stages, so that they are there when the sums are, and nothing waits for the next tile's operands.
+// stages, so that they are there when the accumulators are, and nothing waits for the next tile's operands.
 //
 // In steps of 64 rows and 64 columns of each: boxes of 64 rows of 128 bytes. A stage has as many steps as fit, each for
 // all consumers that share the tile.
@@ -17,13 +17,13 @@
 
 namespace tcgemm::wgmma_family {
 
-// Whether a function of so many sums of a thread has code for each: where that stays in the instruction cache.
+// Whether a function of so many accumulators of a thread has code for each: where that stays in the instruction cache.
 template <typename F>
-constexpr bool is_at_once(int sums) {
-#ifdef TCGEMM_FUNCTIONS_IN_TURNS  // where ptxas would not keep the sums in registers beside copies of the code
+constexpr bool is_at_once(int accumulators) {
+#ifdef TCGEMM_FUNCTIONS_IN_TURNS  // where ptxas would not keep the accumulators in registers beside copies of the code
   return false;
 #else
-  return sums * F::kWork <= 8192;
+  return accumulators * F::kWork <= 8192;
 #endif
 }
 

@@ -24,13 +24,13 @@ struct Shape {
   constexpr int consumers() const { return !ping_pong && tile_m % 128 != 0 ? tile_m / 64 : 2; }
   constexpr int threads() const { return 128 * (1 + consumers()); }
   constexpr int rows_per_group() const { return ping_pong ? tile_m : tile_m / consumers(); }
-  constexpr int sums_per_thread() const { return tile_n / 2 * (rows_per_group() / 64); }
-  // In how many parts, one after the other, a tile is multiplied whose sums are promoted: each part has accumulators
-  // until it is done, beside the sums of all. 0: a thread has not the registers for it.
+  constexpr int accumulators_per_thread() const { return tile_n / 2 * (rows_per_group() / 64); }
+  // In how many parts, one after the other, a tile is multiplied whose accumulators are promoted: each part has
+  // accumulators until it is done, beside the float32 accumulators of all. 0: a thread has not the registers for it.
   constexpr int promoted_parts() const {
-    const int most = consumers() == 3 ? 112 : 192, sums = sums_per_thread();
-    if (2 * sums <= (most < 128 ? most : 128)) return 1;
-    return sums + sums / 2 <= most && tile_n % 16 == 0 ? 2 : 0;
+    const int most = consumers() == 3 ? 112 : 192, accs = accumulators_per_thread();
+    if (2 * accs <= (most < 128 ? most : 128)) return 1;
+    return accs + accs / 2 <= most && tile_n % 16 == 0 ? 2 : 0;
   }
   // Where the second part begins if it is of columns; 0: there is none.
   constexpr int promoted_column() const { return promoted_parts() == 2 && rows_per_group() == 64 ? tile_n / 2 : 0; }

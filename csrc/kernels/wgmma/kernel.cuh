@@ -12,7 +12,7 @@
 //                   the last one load block scales where operands have them
 //   warpgroups 1.. consumers: wgmma from shared memory, epilogue in registers, staged store
 // Cooperative: the consumers split a tile's rows. Ping-pong: they take alternate tiles, and an
-// order barrier lets one multiply while the other one stores. Sums of 8-bit floats leave the tensor
+// order barrier lets one multiply while the other one stores. Accumulators of 8-bit floats leave the tensor
 // core with each k block, unless Mma::kPromoteEvery is 0, and are multiplied by its scales.
 //
 // Pipelines (arrivals that complete a phase):
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
         prefetch_function<typename Epilogue::Code, Config, T::kRowsPerGroup>(
             params.epilogue.values, work.m_idx + first_row, work.n_idx, work.batch_idx);
       }
-      // Of the share of the sums that this block will have.
+      // Column of the share of the tile that this CTA will store.
       const int32_t first_column = Config::kClusterK > 1 ? cluster_sum.first_column() : 0;
       [[maybe_unused]] EpilogueOfTile<T, Epilogue> function(params.epilogue, work.m_idx + first_row,
                                                             work.n_idx + first_column, work.batch_idx);
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
 #pragma unroll
         for (int block = 0; block < T::kBlocksM; ++block) {
 #pragma unroll
-          for (float& sum : acc[block]) sum = 0;  // mutant: sums_of_the_tile_before
+          for (float& x : acc[block]) x = 0;  // mutant: accumulators_of_the_tile_before
         }
       }
 #pragma unroll 1
@@ -222,39 +222,39 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       }
       if constexpr (Config::kPingPong) pipeline.pass_turn(consumer, thread_idx);
       if constexpr (!T::kPromotes) {
-        ptx::wgmma_wait_group<0>();  // mutant: sums_not_awaited
+        ptx::wgmma_wait_group<0>();  // mutant: accumulators_not_awaited
 #pragma unroll
         for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand<T::kIsInteger>(acc[block]);
         release(previous_stage);
       }
 
       const int32_t m_idx = work.m_idx + first_row;
-      const auto store_sums = [&](auto tile, auto& sums, int32_t n_idx) {
+      const auto store_values = [&](auto tile, auto& values, int32_t n_idx) {
         const int32_t d_batch_idx = work.split_idx * params.batch + work.batch_idx;
-        store_tile<decltype(tile), T::kTmaStoreBuffers>(sums, params, params.d_map, store_buffers, buffer_idx, m_idx,
+        store_tile<decltype(tile), T::kTmaStoreBuffers>(values, params, params.d_map, store_buffers, buffer_idx, m_idx,
                                                         n_idx, d_batch_idx, barrier_id);
         if constexpr (Epilogue::kIsSymmetric) {
           // Squares on the diagonal are computed whole.
           if (!work.is_below) return;
-          store_tile<typename decltype(tile)::Mirrored, T::kTmaStoreBuffers>(sums, params, params.epilogue.mirror_map,
+          store_tile<typename decltype(tile)::Mirrored, T::kTmaStoreBuffers>(values, params, params.epilogue.mirror_map,
                                                                              store_buffers, buffer_idx, m_idx, n_idx,
                                                                              d_batch_idx, barrier_id);
         }
       };
-      const auto store = [&](auto tile, auto& sums, int32_t n_idx) {
+      const auto store = [&](auto tile, auto& values, int32_t n_idx) {
         if constexpr (Epilogue::kIsFunction) {
           BoxReader<T, typename Epilogue::Code, decltype(release)> boxes(pipeline, shared, consumer, barrier_id, state,
                                                                          release);
-          function.apply(sums, boxes);
+          function.apply(values, boxes);
           if constexpr (!Epilogue::Code::kStoresRows) return;
         }
         if constexpr (Epilogue::kIsGated) {
           static_assert(Config::kRunsGated, "columns of both matrices are in the same thread");
           float left[T::kBlocksM][Config::kTileN / 4];
-          take_left(left, sums);
-          store_sums(typename T::template WithColumns<Config::kTileN / 2>{}, left, n_idx);
+          take_left(left, values);
+          store_values(typename T::template WithColumns<Config::kTileN / 2>{}, left, n_idx);
         } else {
-          store_sums(tile, sums, n_idx);
+          store_values(tile, values, n_idx);
         }
       };
       if constexpr (Config::kClusterK > 1) {

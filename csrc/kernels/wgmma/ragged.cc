@@ -101,8 +101,8 @@ class WgmmaRagged final : public RaggedImplementation {
   std::string reject_rest(const RaggedProblem& p, const Device& device, std::string_view config) const override {
     if (std::string rule = reject_other_devices(device, 90); !rule.empty()) return rule;
     // A function may give anything.
-    const DType sums = p.compute == Compute::kS32 ? DType::kS32 : DType::kF32;
-    const DType out = p.epilogue.function.is_none() ? p.out : sums;
+    const DType accumulator = p.compute == Compute::kS32 ? DType::kS32 : DType::kF32;
+    const DType out = p.epilogue.function.is_none() ? p.out : accumulator;
     if (std::string rule = reject_types(p.in, p.in, p.compute, out, type_rules()); !rule.empty()) return rule;
     const Instruction& x = *grouped_instructions()[number_of_instruction(p)];
     if (!x.a.takes(Major::kMN) && !p.is_rows() && !p.tokens_last) {
@@ -124,7 +124,7 @@ class WgmmaRagged final : public RaggedImplementation {
     if (p.gathered && !p.is_rows()) return "rows of a contraction cannot be gathered";
     if (p.gathered && p.a_rows * ((p.k + 7) / 8) > INT32_MAX) return "gathered rows must have at most 2^34 elements";
     if (p.gathered && p.b_transposed) return "b must lie as (groups, k, n) where a has gathered rows";
-    const bool may_scale = x.promotes || (follow_sums(p) && x.compute != Compute::kS32);
+    const bool may_scale = x.promotes || (scales_at_the_end(p) && x.compute != Compute::kS32);
     if (std::string rule = reject_scales(p.scales, p.m, p.n, p.k, may_scale); !rule.empty()) return rule;
     return reject_config(p, kRaggedConfigs[find_base(config)]);
   }
@@ -153,7 +153,7 @@ class WgmmaRagged final : public RaggedImplementation {
         call.b_scales.up_data = static_cast<const float*>(buffers.b_scales) + stride;
         stride *= 2;
       }
-      if (follow_sums(p)) {
+      if (scales_at_the_end(p)) {
         for (OperandScales* x : {&call.a_scales, &call.b_scales}) {
           if (x->blocks.rows > 1) x->blocks.row_stride = 0;
         }
@@ -177,11 +177,11 @@ class WgmmaRagged final : public RaggedImplementation {
 
   // Whether block scales are for all of K, of one row or of all, so that a contraction multiplies its accumulators by
   // them once.
-  static bool follow_sums(const RaggedProblem& p) {
-    const auto is_of_sums = [&](const BlockScales& x, int64_t rows) {
+  static bool scales_at_the_end(const RaggedProblem& p) {
+    const auto is_of_all_k = [&](const BlockScales& x, int64_t rows) {
       return x.depth >= p.k && (x.rows == 1 || x.rows >= rows);
     };
-    return !p.is_rows() && !p.scales.is_none() && is_of_sums(p.scales.a(), p.m) && is_of_sums(p.scales.b(), p.n);
+    return !p.is_rows() && !p.scales.is_none() && is_of_all_k(p.scales.a(), p.m) && is_of_all_k(p.scales.b(), p.n);
   }
 
   // How both operands lie in the stages.
@@ -189,7 +189,7 @@ class WgmmaRagged final : public RaggedImplementation {
     const int bytes = static_cast<int>(dtype_bytes(p.in));
     const Major a = major_of_a(p);
     Geometry geometry{shape, {bytes, a}, {bytes, major_of_b(shape, a)}};
-    if (!p.scales.is_none() && !follow_sums(p)) {
+    if (!p.scales.is_none() && !scales_at_the_end(p)) {
       geometry.a.scaled_rows = OperandScales::rows_of_a(p.is_rows() ? p.scales.b() : p.scales.a());
       // Of form rows groups, and so tiles, begin at any token.
       geometry.b.scaled_rows = p.is_rows() ? 1 : OperandScales::rows_of_b(p.scales.b(), shape.tile_n, false);
@@ -203,7 +203,7 @@ class WgmmaRagged final : public RaggedImplementation {
                                                                        Visitor&& f) const {
     const int base_idx = find_base(config);
     const size_t number = number_of_instruction(p);
-    if (p.epilogue.function.is_none() && (p.scales.is_none() || follow_sums(p))) {
+    if (p.epilogue.function.is_none() && (p.scales.is_none() || scales_at_the_end(p))) {
       const size_t row = base_idx * grouped_instructions().size() + number;
       return f(kernels_[row * 2 + (major_of_a(p) == Major::kMN)]);
     }

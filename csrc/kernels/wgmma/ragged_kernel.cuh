@@ -143,7 +143,7 @@ class AccumulatorScales {
     }
   }
 
-  __device__ __forceinline__ void apply(float (&sums)[T::kBlocksM][T::Config::kTileN / 2]) const {
+  __device__ __forceinline__ void apply(float (&acc)[T::kBlocksM][T::Config::kTileN / 2]) const {
     if (!is_scaled_) return;
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
@@ -153,8 +153,8 @@ class AccumulatorScales {
         const float of_column = __shfl_sync(~0u, of_columns_[group / 8][j], group % 8 * 4 + lane_ % 4);
 #pragma unroll
         for (int block = 0; block < T::kBlocksM; ++block) {
-          sums[block][group * 4 + j] *= of_rows_[block][0] * of_column;
-          sums[block][group * 4 + 2 + j] *= of_rows_[block][1] * of_column;  // mutant: of_the_row_before
+          acc[block][group * 4 + j] *= of_rows_[block][0] * of_column;
+          acc[block][group * 4 + 2 + j] *= of_rows_[block][1] * of_column;  // mutant: of_the_row_before
         }
       }
     }
@@ -373,7 +373,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 #pragma unroll
       for (int block = 0; block < T::kBlocksM; ++block) {
 #pragma unroll
-        for (int i = 0; i < Config::kTileN / 2; ++i) acc[block][i] = 0.0f;  // mutant: sums_of_the_tile_before
+        for (int i = 0; i < Config::kTileN / 2; ++i) acc[block][i] = 0.0f;  // mutant: accumulators_of_the_tile_before
       }
       const auto multiply = [&](auto width) {
         [[maybe_unused]] int previous_stage = -1;
@@ -427,9 +427,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       } else {
         constexpr std::integral_constant<int, Config::kTileN> width;
         if constexpr (T::kTokensLast && !T::kIsScaled && !T::kIsInteger) {
-          const AccumulatorScales<T> of_sums(gemm, work.m_idx + first_row, work.n_idx, params.entry, thread_idx);
+          const AccumulatorScales<T> of_acc(gemm, work.m_idx + first_row, work.n_idx, params.entry, thread_idx);
           multiply(width);
-          of_sums.apply(acc);
+          of_acc.apply(acc);
         } else {
           multiply(width);
         }

@@ -1,7 +1,7 @@
 // Block scales of both operands, each for some rows and a multiple of 128 of K: two of the producer's warps copy the
 // scales of a k block to its stage, and consumers multiply the k block's accumulators by them at promotion.
 //
-//   sums[m, n] += scale of A[m, k block] * scale of B[n, k block] * (A * B of the k block)[m, n]
+//   acc[m, n] += scale of A[m, k block] * scale of B[n, k block] * (A * B of the k block)[m, n]
 //
 // A stage holds the scales of B's tile, then those of A's, one for every Operand::kScaledRows rows. That is 1, or,
 // where tiles begin at a multiple and blocks in memory are at least as high, as many as the accumulators of one thread
@@ -114,14 +114,15 @@ class Scales<T, false> {
   struct Held {
     static constexpr bool kReadsStage = false;
 
-    template <int kBlocks, int kColumnSums, int kSums>
-    __device__ __forceinline__ void add(float (&sums)[T::kBlocksM][kSums], const float (&acc)[kBlocks][kColumnSums],
-                                        int first_block, int first_column) const {
+    template <int kBlocks, int kPartials, int kAccs>
+    __device__ __forceinline__ void promote(float (&acc)[T::kBlocksM][kAccs],
+                                            const float (&partial)[kBlocks][kPartials], int first_block,
+                                            int first_column) const {
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
         // mutant: not_added, no_promotion
-        for (int i = 0; i < kColumnSums; ++i) sums[first_block + block][first_column / 2 + i] += acc[block][i];
+        for (int i = 0; i < kPartials; ++i) acc[first_block + block][first_column / 2 + i] += partial[block][i];
       }
     }
   };
@@ -151,11 +152,12 @@ class Scales<T, true> {
     float products[kSegments][kBlocks][kHalves];
     uint32_t columns;  // where the scales of the thread's columns begin
 
-    template <int kColumnSums, int kSums>
-    __device__ __forceinline__ void add(float (&sums)[T::kBlocksM][kSums], const float (&acc)[kBlocks][kColumnSums],
-                                        int first_block, int first_column) const {
+    template <int kPartials, int kAccs>
+    __device__ __forceinline__ void promote(float (&acc)[T::kBlocksM][kAccs],
+                                            const float (&partial)[kBlocks][kPartials], int first_block,
+                                            int first_column) const {
 #pragma unroll
-      for (int i = 0; i < kColumnSums; i += 4) {
+      for (int i = 0; i < kPartials; i += 4) {
         float of_column[2] = {1, 1};
         if constexpr (kReadsStage) {
           const uint32_t address = columns + 2 * i * 4;
@@ -167,11 +169,11 @@ class Scales<T, true> {
         for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            // mutant: sums_of_the_first_half
+            // mutant: accumulators_of_the_first_half
             float scale = products[kReadsStage ? 0 : 2 * i / kColumnsPerScale][block][kHalves == 2 ? j / 2 : 0];
             if constexpr (kReadsStage) scale *= of_column[j % 2];
-            float& sum = sums[first_block + block][first_column / 2 + i + j];
-            sum = fmaf(acc[block][i + j], scale, sum);
+            float& x = acc[first_block + block][first_column / 2 + i + j];
+            x = fmaf(partial[block][i + j], scale, x);
           }
         }
       }

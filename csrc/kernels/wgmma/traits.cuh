@@ -38,8 +38,8 @@ struct Traits {
   static constexpr bool kRegisterA = A::kSource != tile::Source::kShared;
   static constexpr int kABytes = kGeometry.a_bytes(), kStageBytes = kGeometry.stage_bytes();
   static constexpr int kLoadedBytes = A::kBytes + B::kBytes;
-  // Of 8-bit floats, whose sums the tensor core does not keep in full: each k block has its own, which are added to
-  // others.
+  // Of 8-bit floats, whose accumulators the tensor core does not keep in full: each k block has its own, which are
+  // added to others.
   static constexpr bool kPromotes = Mma::kPromoteEvery != 0;
   // Of one part of a tile, with accumulators of its own until they are promoted: half its rows, or its columns.
   static constexpr int kParts = kPromotes ? Config::kShape.promoted_parts() : 1;
@@ -47,7 +47,7 @@ struct Traits {
   static constexpr int kSecondPart = kPromotes ? Config::kShape.promoted_column() : 0;
   static constexpr int kPartColumns = kSecondPart != 0 ? kSecondPart : Config::kTileN;
   static constexpr int kAccumulators =
-      Config::kShape.sums_per_thread() + (kPromotes ? kPartBlocks * kPartColumns / 2 : 0);
+      Config::kShape.accumulators_per_thread() + (kPromotes ? kPartBlocks * kPartColumns / 2 : 0);
   // Whether the accumulators of a k block are multiplied by its block scales at promotion.
   static constexpr bool kIsScaled = A::kScaledRows != 0;
   // Of each thread once its role is known, together at most what a block has at launch. The producer
@@ -82,7 +82,7 @@ struct Traits {
                 "it takes the elements there as they are");
   // Of integers accumulators are int32, held in registers of float32 as those bits.
   static constexpr bool kIsInteger = std::is_same_v<typename Mma::Accumulator, int32_t>;
-  static_assert(kIsInteger || std::is_same_v<typename Mma::Accumulator, float>, "sums have 32 bits");
+  static_assert(kIsInteger || std::is_same_v<typename Mma::Accumulator, float>, "accumulators have 32 bits");
   static_assert(!kPromotes || (Mma::kPromoteEvery == kTileK && !kRegisterA && kParts > 0),
                 "promoted with each k block, from one set of registers to another");
   static_assert(B::kIsKMajor || kSecondPart == 0,

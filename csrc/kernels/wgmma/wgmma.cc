@@ -247,7 +247,8 @@ class Wgmma final : public Implementation {
     const Shape& shape = kConfigs[parsed.base_idx].shape;
     const Instruction& instruction = *find_instruction(p, shape.swapped);
     if (instruction.promotes && shape.promoted_parts() == 0) {
-      return "config " + std::string(config) + " has too many sums for a second set in registers, to which those of " +
+      return "config " + std::string(config) +
+             " has too many accumulators for a second set in registers, to which those of " +
              "8-bit floats and of split-precision float32 are promoted; F8 presets with FAST_ACCUM leave them in the " +
              "tensor core";
     }
@@ -331,7 +332,7 @@ class Wgmma final : public Implementation {
     }
     if (runs_epilogue(p, parsed)) return launch_product(call);
 
-    float* sums = reinterpret_cast<float*>(workspace);
+    float* partials = reinterpret_cast<float*>(workspace);
     Call partial = call;
     partial.out_type = FloatType::kF32;
     for (int set = 0; set < SplitSums::num_sets(p); ++set) {
@@ -340,13 +341,13 @@ class Wgmma final : public Implementation {
         OperandScales& scales = base.shape.swapped ? partial.a_scales : partial.b_scales;
         scales.data = scales.up_data;
       }
-      partial.d = sums + set * SplitSums::set_elements(p, parsed.num_splits);
+      partial.d = partials + set * SplitSums::set_elements(p, parsed.num_splits);
       if (Status s = launch_product(partial); !s.is_ok()) return s;
     }
     if (!p.epilogue.function.is_none()) {
-      return launch_function(p, buffers, {sums, parsed.num_splits}, device, call.stream);
+      return launch_function(p, buffers, {partials, parsed.num_splits}, device, call.stream);
     }
-    return launch_split_reduction(p, buffers, {sums, parsed.num_splits}, device, true, call.stream);
+    return launch_split_reduction(p, buffers, {partials, parsed.num_splits}, device, true, call.stream);
   }
 
  private:
