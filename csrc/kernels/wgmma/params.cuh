@@ -63,8 +63,8 @@ struct Params {
   PersistentGrid grid;
   // 0 where an operand is broadcast along that level, else 1.
   int32_t a_outer, a_inner, b_outer, b_inner;
-  int32_t num_splits;  // parts of K written as separate batches of D
-  // Each block multiplies this many k blocks of a tile, at least one; the part number 0 of K begins at the k block
+  int32_t num_splits;  // splits of K written as separate batches of D
+  // Each block multiplies this many k blocks of a tile, at least one; the split number 0 of K begins at the k block
   // `first_k_block`. Past the end of K they load zeros.
   int32_t k_blocks, first_k_block;
   StridedScales a_scales, b_scales;  // of operands that are scaled

@@ -29,7 +29,7 @@ namespace wgmma_family {
 
 namespace {
 
-// Numbers of parts into which K can be split through the workspace: dense, for what is left of a wave is lost.
+// Numbers of splits of K through the workspace: dense, for what is left of a wave is lost.
 constexpr int kSplits[] = {2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16,
                            18, 20, 22, 24, 28, 32, 36, 40, 44, 48, 56, 64, 96, 128};
 
