@@ -609,14 +609,14 @@ class FunctionTile {
       Two<T> pairs[4];
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) pairs[pair] = static_cast<Two<T>>(words[pair]);
-      constexpr int kPieces = sizeof(T) == 4 ? 2 : 1;
-      using Piece = std::conditional_t<sizeof(T) == 1, uint2, uint4>;
-      Piece pieces[kPieces];
-      memcpy(pieces, pairs, sizeof(pairs));
-      auto* target = reinterpret_cast<Piece*>(matrix + int64_t{line_ + 8 * half} * row_length<i>() + group_column());
+      constexpr int kChunks = sizeof(T) == 4 ? 2 : 1;
+      using Chunk = std::conditional_t<sizeof(T) == 1, uint2, uint4>;
+      Chunk chunks[kChunks];
+      memcpy(chunks, pairs, sizeof(pairs));
+      auto* target = reinterpret_cast<Chunk*>(matrix + int64_t{line_ + 8 * half} * row_length<i>() + group_column());
 #pragma unroll
-      for (int piece = 0; piece < kPieces; ++piece) {
-        if (has_group()) target[piece] = pieces[piece];
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        if (has_group()) target[chunk] = chunks[chunk];
       }
     }
   }

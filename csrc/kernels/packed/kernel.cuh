@@ -18,9 +18,9 @@
 
 #include <cstdint>
 
+#include "kernels/packed/fragments.cuh"
 #include "kernels/packed/geometry.h"
 #include "kernels/packed/params.cuh"
-#include "kernels/packed/pieces.cuh"
 #include "kernels/packed/sums.cuh"
 #include "kernels/packed/work.cuh"
 #include "ptx/cluster.cuh"
@@ -59,7 +59,7 @@ class Block {
   static constexpr Geometry kGeometry{kTile, Weight::kFormat};
   static constexpr int kTiles = Tile::kTilesPerWarp, kTokenBlocks = kTile.token_blocks;
   static constexpr int kThreads = kTile.threads(), kStages = kGeometry.stages();
-  static constexpr int kPieces = kGeometry.pieces_per_warp();
+  static constexpr int kChunks = kGeometry.chunks_per_warp();
   static constexpr int kGroups = kGeometry.groups_per_stage();
   static constexpr int kXOffset = kGeometry.values_bytes(), kScalesOffset = kXOffset + kGeometry.x_bytes();
   static constexpr int kZerosOffset = kScalesOffset + kGeometry.scales_bytes();
@@ -77,8 +77,8 @@ class Block {
         warp_k_(threadIdx.x / 32 / kTile.warps_n()),
         work_(work) {
     first_tile_ = work.first_tile + work.column_block * kSetTiles;
-    const int64_t first_piece = static_cast<int64_t>(weight_tile(tile_of(0))) * params.pieces + warp_k_ * kPieces;
-    values_ = params.values + first_piece * kPieceBytes + lane_ * 16;
+    const int64_t first_chunk = static_cast<int64_t>(weight_tile(tile_of(0))) * params.chunks + warp_k_ * kChunks;
+    values_ = params.values + first_chunk * kChunkBytes + lane_ * 16;
   }
 
   __device__ __forceinline__ void run() {
@@ -169,22 +169,22 @@ class Block {
     ptx::cp_async_commit_group();
   }
 
-  __device__ __forceinline__ uint32_t values_address(uint32_t stage, int t, int piece) const {
-    return stage + ((tile_of(t) * kTile.warps_k + warp_k_) * kPieces + piece) * kPieceBytes + lane_ * 16;
+  __device__ __forceinline__ uint32_t values_address(uint32_t stage, int t, int chunk) const {
+    return stage + ((tile_of(t) * kTile.warps_k + warp_k_) * kChunks + chunk) * kChunkBytes + lane_ * 16;
   }
 
   __device__ __forceinline__ void load_values(int32_t stage, uint32_t to) {
-    constexpr int kStagePieces = kTile.warps_k * kPieces;
-    const uint8_t* from = values_ + static_cast<int64_t>(stage) * (kStagePieces * kPieceBytes);
-    const int32_t num_left = params_.pieces - (stage * kStagePieces + warp_k_ * kPieces);
+    constexpr int kStageChunks = kTile.warps_k * kChunks;
+    const uint8_t* from = values_ + static_cast<int64_t>(stage) * (kStageChunks * kChunkBytes);
+    const int32_t num_left = params_.chunks - (stage * kStageChunks + warp_k_ * kChunks);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       const bool is_tile = has_tile(tile_of(t));
 #pragma unroll
-      for (int piece = 0; piece < kPieces; ++piece) {
-        ptx::cp_async_16(values_address(to, t, piece), from + piece * kPieceBytes, is_tile && piece < num_left);
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        ptx::cp_async_16(values_address(to, t, chunk), from + chunk * kChunkBytes, is_tile && chunk < num_left);
       }
-      from += static_cast<int64_t>(params_.pieces) * kPieceBytes;
+      from += static_cast<int64_t>(params_.chunks) * kChunkBytes;
     }
   }
 
@@ -219,15 +219,15 @@ class Block {
 
   __device__ __forceinline__ void multiply_stage(int slot) {
     const uint32_t stage = stage_address(slot);
-    constexpr int kBlocksPerPiece = kWarpK / kPieces / kBlockK;
+    constexpr int kBlocksPerChunk = kWarpK / kChunks / kBlockK;
 #pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) {
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
       uint4 integers[kTiles];
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) integers[t] = ptx::ld_shared_v4_u32(values_address(stage, t, piece));
+      for (int t = 0; t < kTiles; ++t) integers[t] = ptx::ld_shared_v4_u32(values_address(stage, t, chunk));
 #pragma unroll
-      for (int i = 0; i < kBlocksPerPiece; ++i) {
-        const int block = piece * kBlocksPerPiece + i;  // of the warp's four in the stage
+      for (int i = 0; i < kBlocksPerChunk; ++i) {
+        const int block = chunk * kBlocksPerChunk + i;  // of the warp's four in the stage
         uint4 x[kTokenBlocks];
 #pragma unroll
         for (int j = 0; j < kTokenBlocks; ++j) {

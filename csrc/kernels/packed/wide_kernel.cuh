@@ -26,7 +26,7 @@ class RegisterBlock : public WideBlock<Config, Weight, X, Epilogue> {
   using Base::barriers_, Base::begin_, Base::end_, Base::lane_, Base::params_, Base::warp_;
   using Base::has_tile, Base::release, Base::stage_address, Base::table, Base::tile, Base::weight_tile;
   using Base::kBlocks, Base::kConsumerWarps, Base::kCount, Base::kGeometry, Base::kGroups, Base::kHalfBytes,
-      Base::kPieces, Base::kRowK, Base::kStages, Base::kTile;
+      Base::kChunks, Base::kRowK, Base::kStages, Base::kTile;
   using typename Base::Scale;
   static constexpr int kSteps = kBlockK * sizeof(X) / 32;  // instructions for a block of K
   // Whether accumulators of a group, or of a stage, are apart, of how much of K, and how many units what is multiplied
@@ -74,16 +74,16 @@ class RegisterBlock : public WideBlock<Config, Weight, X, Epilogue> {
 
   // Returns when all is multiplied: ptxas serialises instructions on registers that are filled in the loop's next turn.
   __device__ __forceinline__ void multiply_stage(uint32_t stage) {
-    constexpr int kBlocksPerPiece = kBlocks / kPieces;
+    constexpr int kBlocksPerChunk = kBlocks / kChunks;
     const uint64_t x = ptx::swizzle_128b_descriptor(stage, 0, 1024);
-    const uint32_t values = stage + kGeometry.values_offset() + tile() * (kPieces * kPieceBytes) + lane_ * 16;
+    const uint32_t values = stage + kGeometry.values_offset() + tile() * (kChunks * kChunkBytes) + lane_ * 16;
 #pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) {
-      const uint4 integers = ptx::ld_shared_v4_u32(values + piece * kPieceBytes);
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const uint4 integers = ptx::ld_shared_v4_u32(values + chunk * kChunkBytes);
       const uint32_t words[4] = {integers.x, integers.y, integers.z, integers.w};
 #pragma unroll
-      for (int i = 0; i < kBlocksPerPiece; ++i) {
-        const int block = piece * kBlocksPerPiece + i;  // of the stage's four
+      for (int i = 0; i < kBlocksPerChunk; ++i) {
+        const int block = chunk * kBlocksPerChunk + i;  // of the stage's four
         const bool begins = kHasGroupAcc && block * kBlockK % kGroupK == 0;
         const bool ends = kHasGroupAcc && (block + 1) * kBlockK % kGroupK == 0;
         if (Weight::kZeroPoints && Weight::kGroup > 0 && begins) {
