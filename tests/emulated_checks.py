@@ -24,9 +24,9 @@ CASE["several_tiles"] = Case("several_tiles", 264, 136, 328)
 CASE["odd_overlap"] = Case("odd_overlap", 133, 203, 331)  # tiles overlap at the edges of D
 # All sums stay in the tensor core, and nothing is added to them.
 NO_PROMOTION = [
-    Mistake("kernels/wgmma/multiply.cuh", "no_promotion", "acc", "sums"),
+    Mistake("kernels/wgmma/multiply.cuh", "no_promotion", "partial", "acc"),
     Mistake("kernels/wgmma/multiply.cuh", "not_started_anew", "false", "true"),
-    Mistake("kernels/wgmma/factors.cuh", "no_promotion", "acc[block][i]", "0"),
+    Mistake("kernels/wgmma/scales.cuh", "no_promotion", "partial[block][i]", "0"),
 ]
 BF16, TF32 = Types("bf16", "bf16", "f32"), Types("f32", "f32", "tf32")
 

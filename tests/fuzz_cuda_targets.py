@@ -227,12 +227,12 @@ class Split:
         filled = inner if form == "right_first" else middle
         p = {"abi": platform.abi, "form": form, "outer": outer, "middle": middle, "inner": inner}
         p |= {"columns": columns, "depth": filled + deeper, "pitch": -(-columns // 8) * 8}
-        p["parts"] = Numbers.of([*rng.integers(0, 3, int(rng.integers(0, 9))), 0])
+        p["terms"] = Numbers.of([*rng.integers(0, 3, int(rng.integers(0, 9))), 0])
         query = p | {"in_dtype": x, "out_dtype": out}
         queries = platform.module.split
         p["implementation"], p["config"], _ = platform.choose(rng, queries, query)
         problem = {k: v for k, v in query.items() if k != "abi"}
-        problem["parts"] = tuple(problem["parts"].tolist())
+        problem["terms"] = tuple(problem["terms"].tolist())
         shape = SplitProblem(**problem).shape
         operands = [draw(rng, x, (outer, middle, inner, columns))]
         return Call("tcgemm_split", "split", p, operands, [Buffer(out, shape)], flip(rng, 0.7))

@@ -155,7 +155,7 @@ class Gemm:
         attributes |= {"batch_inner": inner, "m": m, "n": n, "k": k}
         attributes["alpha"] = float(one_of(rng, [1, 1, 2, -1]))
         attributes["beta"] = float(one_of(rng, [0, 0, 1, -1]))
-        attributes["factors"] = []
+        attributes["scales"] = []
         attributes |= {"symmetric": False} | _NO_EPILOGUE
         sizes = []
         for side, (rows, columns) in (("a", (m, k)), ("b", (k, n))):
@@ -253,7 +253,7 @@ class Ragged:
         p |= {"batch": batch, "m": m, "n": n, "k": k, "groups": groups, "num_sizes": num_sizes}
         p |= {name: flip(rng) for name in ("a_batched", "b_batched", "sizes_batched", "gathered")}
         p |= {"gated": False, "b_transposed": rows and flip(rng), "tokens_last": False}
-        p |= {"factors": []} | NO_FUNCTION
+        p |= {"scales": []} | NO_FUNCTION
         p["a_rows"] = int(rng.integers(0, 9)) if p["gathered"] else 0
         query = p | {"in_dtype": in_type, "out_dtype": out}
         name, config, workspace = platform.choose(rng, platform.module.ragged, query)

@@ -134,7 +134,7 @@ class Call:
             "alpha": np.float64(self.alpha),
             "beta": np.float64(self.beta),
             **{name: np.int64(value) for name, value in integers.items()},
-            "factors": Numbers.of([]),
+            "scales": Numbers.of([]),
             "symmetric": False,
             **Epilogue().attributes(),
             **dict(self.overrides),

@@ -1,4 +1,4 @@
-"""Operands to be split into parts for tests, and what the definition makes of them."""
+"""Operands to be split into terms for tests, and what the definition makes of them."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ from jax_tcgemm.selection import implementations
 from jax_tcgemm.selection.devices import ASSUMED_GPU
 
 MANTISSA_BITS = {"bf16": 7, "f32": 10}
-# The part that each product takes.
+# The term that each product takes.
 X3, X6, X9 = (1, 0, 0), (2, 1, 0, 1, 0, 0), (2, 2, 1, 2, 1, 0, 1, 0, 0)
 
 
@@ -24,7 +24,7 @@ class Case:
     middle: int
     inner: int
     columns: int
-    parts: tuple[int, ...] = X6
+    terms: tuple[int, ...] = X6
     out: str = "bf16"
     deeper: int = 0
     wider: int = 0
@@ -32,7 +32,7 @@ class Case:
     @property
     def label(self):
         extents = f"{self.outer}x{self.middle}x{self.inner}x{self.columns}"
-        return f"{self.form}_{extents}_{len(self.parts)}_{self.out}"
+        return f"{self.form}_{extents}_{len(self.terms)}_{self.out}"
 
     @property
     def problem(self):
@@ -45,7 +45,7 @@ class Case:
             columns=self.columns,
             depth=(self.inner if self.form == "right_first" else self.middle) + self.deeper,
             pitch=-(-self.columns // vector) * vector + self.wider * vector,
-            parts=self.parts,
+            terms=self.terms,
             in_dtype="f32" if self.form == "real" else "c64",
             out_dtype=self.out,
         )
@@ -125,11 +125,11 @@ def _of_products(problem, x):
     largest = np.float32((2 - 2.0**-bits) * 2.0**127)
     is_finite = np.isfinite(x)
     rest, found = np.where(is_finite, x, np.float32(0)), []
-    for number in range(max(problem.parts) + 1):
+    for number in range(max(problem.terms) + 1):
         bounded = rest.clip(-largest, largest) if number == 0 else rest
         found.append(_rounded(bounded, bits))
         rest = rest - found[-1]
-    taken = [found[number] for number in problem.parts[:-1]]
+    taken = [found[number] for number in problem.terms[:-1]]
     return np.stack([*taken, np.where(is_finite, found[0], x)])
 
 

@@ -66,7 +66,7 @@ FOLDED = {
 
 @pytest.mark.parametrize("name", FOLDED)
 @pytest.mark.parametrize("batch_inner", [1, "all"])
-def test_factors_lie_where_they_are_said_to(name, batch_inner):
+def test_scales_lie_where_they_are_said_to(name, batch_inner):
     batch, rows, front, block = FOLDED[name]
     depth = 10
     shape = *batch, *rows, depth
@@ -75,11 +75,11 @@ def test_factors_lie_where_they_are_said_to(name, batch_inner):
     scales = BlockScales(shape, own, block, len(batch))
     num_batch, num_rows = int(np.prod(batch)), int(np.prod(rows))
     batch_inner = num_batch if batch_inner == "all" else batch_inner
-    flat, factors = exact(scales.folded(values)).ravel(), scales.factors(batch_inner)
+    flat, strides = exact(scales.folded(values)).ravel(), scales.scale_strides(batch_inner)
     got = np.zeros((num_batch, num_rows, depth))
     for b, r, k in itertools.product(*map(range, got.shape)):
-        place = b // batch_inner * factors.outer_stride + b % batch_inner * factors.inner_stride
-        place += r // factors.rows * factors.row_stride + k // factors.depth * factors.k_stride
+        place = b // batch_inner * strides.outer_stride + b % batch_inner * strides.inner_stride
+        place += r // strides.rows * strides.row_stride + k // strides.depth * strides.k_stride
         got[b, r, k] = flat[place]
     np.testing.assert_array_equal(got.reshape(shape), spread(values, shape, block))
     whole = np.broadcast_to(exact(scales.spread(values)), shape)
@@ -188,7 +188,7 @@ def test_one_call(rows):
     (call,) = calls(jax_tcgemm.scaled_matmul, x, w, s, t)
     assert call.implementation == "wgmma"
     assert not call.copies
-    a, b = call.problem.factors
+    a, b = call.problem.scales
     assert (a.rows, a.depth, b.rows, b.depth) == (1, 128, 128, 128)
     assert call.problem.m == 24
     assert "scaled 1x128 by 128x128" in str(call.problem)
@@ -200,7 +200,7 @@ def test_quantized_operands_with_an_epilogue_are_one_call():
     f = lambda x, w: jax_tcgemm.linear(x, w, jnp.ones(256), activation="relu")  # noqa: E731
     (call,) = calls(f, x, w)
     assert call.implementation == "wgmma"
-    assert call.problem.factors
+    assert call.problem.scales
     near(f(x, w), np.maximum(product + 1, 0))
 
 
@@ -225,7 +225,7 @@ def test_derivatives_of_layers_are_lowered_for_gpus():
 
     text = jax.jit(jax.grad(f)).trace(s).lower(lowering_platforms=("cuda",)).as_text()
     assert "tcgemm_gemm" in text
-    assert "factors = dense<[1, 128, 2, 1, 0, 0, 128, 128, 2, 1, 0, 0]>" in text
+    assert "scales = dense<[1, 128, 2, 1, 0, 0, 128, 128, 2, 1, 0, 0]>" in text
 
 
 def test_other_blocks_are_multiplied_before():

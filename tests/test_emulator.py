@@ -35,7 +35,7 @@ MISTAKES = [
     Mistake(MULTIPLY, "stages_released_early", new="ptx::wgmma_wait_group<2>();"),
     Mistake(MULTIPLY, "wrong_stride", "1024", "512"),
     Mistake(MULTIPLY, "registers_not_handed_over", finds="no wgmma.fence"),
-    Mistake(KERNEL, "sums_not_awaited", finds="works on its accumulators"),
+    Mistake(KERNEL, "accumulators_not_awaited", finds="works on its accumulators"),
     Mistake(
         KERNEL,
         "too_many_registers",

@@ -93,7 +93,7 @@ def ffi(a, b, out=(4, 4), **changes):
     for side in "ab":
         gemm |= {f"{side}_transposed": False, f"{side}_ld": 4}
         gemm |= {f"{side}_outer_stride": 0, f"{side}_inner_stride": 0}
-    gemm |= {"alpha": 1.0, "beta": 0.0, "factors": Numbers.of([]), "symmetric": False}
+    gemm |= {"alpha": 1.0, "beta": 0.0, "scales": Numbers.of([]), "symmetric": False}
     call = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct(out, jnp.float32))
     return call(a, b, gemm=gemm | changes)
 

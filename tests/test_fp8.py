@@ -108,7 +108,9 @@ def test_too_large_a_tile_is_refused_by_name():
         how |= {"implementation": "wgmma", "config": config}
         return lambda a, b: jax_tcgemm.dot_general(a, b, NT, **how)
 
-    refused = rf"dot_general: .* config {TOO_LARGE} has too many sums .* FAST_ACCUM leave them"
+    refused = (
+        rf"dot_general: .* config {TOO_LARGE} has too many accumulators .* FAST_ACCUM leave them"
+    )
     with pytest.raises(ValueError, match=refused):
         calls(f(None), (256, 256), (256, 256))
     assert calls(f(FAST), (256, 256), (256, 256))[0].config == TOO_LARGE

@@ -95,7 +95,7 @@ def test_split_k(kernels):
     check(kernels, types, "NT", CASE["ten_k_blocks"], **how)
 
 
-def test_factors_of_batches(kernels):
+def test_scales_of_batches(kernels):
     types = Types("f8e4m3fn", "bf16", "f32")
     how = {"implementation": "wgmma", "config": PING_PONG, "seed": 1}
     check(kernels, types, "NT", CASE["alpha_beta_odd_batch"], **how)
@@ -159,18 +159,18 @@ def test_fast_accumulation_leaves_sums_in_the_tensor_core(kernels):
 
 
 def test_large_tiles_have_no_registers_for_promoted_sums(kernels):
-    refused = f"config {TOO_LARGE} has too many sums for a second set in registers"
+    refused = f"config {TOO_LARGE} has too many accumulators for a second set in registers"
     with pytest.raises(RuntimeError, match=re.escape(refused)):
         long_sums(kernels, TOO_LARGE)
 
 
 MULTIPLY, KERNEL = "kernels/wgmma/multiply.cuh", "kernels/wgmma/kernel.cuh"
-FACTORS = "kernels/wgmma/factors.cuh"
+SCALES = "kernels/wgmma/scales.cuh"
 MISTAKES = [
     Mistake(MULTIPLY, "not_started_anew", "false", "true"),
-    Mistake(FACTORS, "not_added", "+=", "="),
+    Mistake(SCALES, "not_added", "+=", "="),
     Mistake(MULTIPLY, "not_waited_for"),
-    Mistake(KERNEL, "sums_of_the_tile_before"),
+    Mistake(KERNEL, "accumulators_of_the_tile_before"),
     Mistake(MULTIPLY, "wrong_half_of_k", "step * kStepB", "step % 2 * kStepB"),
     Mistake("kernels/wgmma/traits.cuh", "half_of_a_k_block", "kTileK / kMmaK", "2"),
     Mistake(MULTIPLY, "exchanged_types", "A, typename Mma::B", "B, typename Mma::A"),

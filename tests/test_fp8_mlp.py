@@ -121,7 +121,7 @@ def test_what_lies_between_is_part_of_the_products(hidden):
     assert first.epilogue.gated
     assert len(first.function.results) == 3
     assert [x.over for x in derivative.function.results] == ["", "beside"]
-    assert all(call.problem.factors for call in products)
+    assert all(call.problem.scales for call in products)
 
 
 def test_what_does_not_fit_is_named():

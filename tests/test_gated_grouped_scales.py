@@ -170,7 +170,7 @@ def test_one_call_of_the_kernel():
     assert call.copies == ("rhs turned to (groups, 2, n, k)",)
     assert call.problem.gated
     assert call.problem.b_transposed
-    a, b = call.problem.factors
+    a, b = call.problem.scales
     assert (a.rows, a.depth, a.inner_stride) == (1, 128, 0)
     assert (b.rows, b.depth, b.inner_stride) == (128, 128, 8 * 16)
     assert "scaled 1x128 by 128x128, gated" in str(call.problem)
@@ -180,7 +180,7 @@ def test_one_call_of_the_kernel():
 def test_scales_of_rows_follow(dtype):
     (call,) = calls(layer, *large(*ROWS, dtype=dtype))
     assert (call.implementation, call.config) == ("wgmma", CONFIG)
-    assert (call.problem.n, call.problem.gated, call.problem.factors) == (2048, True, None)
+    assert (call.problem.n, call.problem.gated, call.problem.scales) == (2048, True, None)
 
 
 def test_few_tokens_are_by_both_matrices_as_one():

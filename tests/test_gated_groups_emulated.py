@@ -1,4 +1,4 @@
-"""Gated grouped products of 8 bits, of floats with factors of blocks and without, emulated."""
+"""Gated grouped products of 8 bits, of floats with block scales and without, emulated."""
 
 import dataclasses
 import functools
@@ -42,7 +42,7 @@ def layer(gate, up, bias, scale):
 class Case:
     """A product, or one for each entry of the batch ().
 
-    `blocks`: of what rows and how much of K there is a factor, of either operand.
+    `blocks`: of what rows and how much of K there is a scale, of either operand.
     """
 
     blocks: tuple[tuple[int, int], tuple[int, int]] | None
@@ -101,7 +101,7 @@ class Case:
         return dataclasses.replace(own, definitions=function.definitions)
 
     def check(self, emulator, seed=0):
-        """Both results; factors are powers of two, by which sums of integers stay exact."""
+        """Both results; scales are powers of two, by which sums of integers stay exact."""
         rng, plan, (m, groups) = np.random.default_rng(seed), self.plan, self.extents
         a = rng.integers(-3, 4, (*self.batch, m, self.k))
         b = rng.integers(-3, 4, (*self.batch, groups, 2, self.n, self.k))
@@ -113,7 +113,7 @@ class Case:
         wide = [x.astype(np.float64) for x in (a, b)]
         scales = [jnp.float32(2.0 ** rng.integers(-1, 2, x)) for x in self.scale_shapes]
         for i, (own, values) in enumerate(zip(plan.product.scales, scales, strict=True)):
-            arrays[("a_factors", "b_factors")[i]] = np.asarray(own.folded(values))
+            arrays[("a_scales", "b_scales")[i]] = np.asarray(own.folded(values))
             wide[i] *= np.asarray(own.spread(values), np.float64)
         bias = rng.integers(-9, 9, self.n).astype(np.float32)
         scale = rng.integers(1, 9, (*self.batch, groups, 1, 1)).astype(np.float32)
@@ -142,7 +142,7 @@ CASES = {
     "rows by rows": Case(((1, 256), (1, 128))),
     # Of no multiple of 64 columns, of blocks of k that end short, and of all tokens.
     "one by odd blocks": Case(((1 << 20, 1 << 20), (72, 256)), n=144, k=272),
-    "no factors": Case(None),
+    "no scales": Case(None),
     "integers": Case(None, dtype="s8"),
     "a batch": Case(BLOCKS, n=136, k=272, sizes=(70, 9), batch=(2,)),
     "widths": Case(BLOCKS, n=72, k=144, sizes=tuple(range(1, 270, 16))),
@@ -165,21 +165,21 @@ def test_cases(kernels, name):
 
 
 @pytest.mark.skipif(bool(nvrtc.reason()), reason=nvrtc.reason())
-@pytest.mark.parametrize("name", ["rows by blocks", "rows by rows", "no factors"])
+@pytest.mark.parametrize("name", ["rows by blocks", "rows by rows", "no scales"])
 def test_compiles_without_faults(name):
     assert nvrtc.compile_kernel(CASES[name].kernel).faults == ()
 
 
-KERNEL, FACTORS = (f"kernels/wgmma/{name}.cuh" for name in ("ragged_kernel", "factors"))
+KERNEL, SCALES = (f"kernels/wgmma/{name}.cuh" for name in ("ragged_kernel", "scales"))
 MISTAKES = [
     Mistake(KERNEL, "gates_weights_twice", "gated ? chunk % 2 : ", ""),
     Mistake(
         KERNEL, "weights_of_the_first_columns", " + (gated ? chunk / 2 : chunk) * kColumns", ""
     ),
-    Mistake(FACTORS, "gates_factors_twice", "turn % 2 == 1", "false"),
-    Mistake(FACTORS, "factors_as_if_gate_came_first", "kRowsInTurn", "128"),
-    Mistake(KERNEL, "factors_of_the_first_group", "work.tokens.group", "0"),
-    Mistake(KERNEL, "nobody_waits_for_them", "1 + kFactorThreads", "1"),
+    Mistake(SCALES, "gates_scales_twice", "turn % 2 == 1", "false"),
+    Mistake(SCALES, "scales_as_if_gate_came_first", "kRowsInTurn", "128"),
+    Mistake(KERNEL, "scales_of_the_first_group", "work.tokens.group", "0"),
+    Mistake(KERNEL, "nobody_waits_for_them", "1 + kScaleThreads", "1"),
 ]
 
 

@@ -109,7 +109,7 @@ def test_one_call_of_the_kernel(scaling):
     (call,) = calls(scaling)
     assert (call.implementation, call.copies) == ("wgmma", ())
     assert call.problem.tokens_last
-    a, b = call.problem.factors
+    a, b = call.problem.scales
     rows = {"blocks": (1, 1), "large blocks": (1, 64), "rows": (1, 1), "one": (1024, 2048)}
     assert (a.rows, b.rows) == rows[scaling]
     assert (a.depth == 128) == (b.depth == 128) == ("blocks" in scaling)
@@ -119,13 +119,13 @@ def test_one_call_of_the_kernel(scaling):
 def test_tokens_are_padded():
     (call,) = calls("blocks", tokens=8200)
     assert call.copies == ("lhs padded to 8208 tokens", "rhs padded to 8208 tokens")
-    assert (call.problem.factors[0].row_stride, call.problem.factors[0].k_stride) == (1, 1024)
+    assert (call.problem.scales[0].row_stride, call.problem.scales[0].k_stride) == (1, 1024)
 
 
 def test_what_is_asked_for_runs_or_refuses():
     (call,) = calls("blocks", implementation="wgmma", config="128x256x64_c2x1x1_co")
     assert call.config == "128x256x64_c2x1x1_co"
-    with pytest.raises(ValueError, match=r"^ragged_dot_general: .*mma_sync.* no factors of blocks"):
+    with pytest.raises(ValueError, match=r"^ragged_dot_general: .*mma_sync.* no block scales"):
         calls("blocks", implementation="mma_sync")
     with pytest.raises(ValueError, match=r"^ragged_dot_general: .* makes float32 from int8"):
         calls("rows", "int8", implementation="wgmma")

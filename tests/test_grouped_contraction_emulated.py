@@ -14,14 +14,14 @@ from mutants import WRONG, mutants
 
 from jax_tcgemm.kernels import nvrtc
 from jax_tcgemm.problem.dtypes import DTYPES
-from jax_tcgemm.problem.gemm import BlockFactors
+from jax_tcgemm.problem.gemm import ScaleStrides
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
 
 E4M3, E5M2 = "f8e4m3fn", "f8e5m2"
 CONFIG, SHAPE = "128x256x64_c2x1x1_co", "128, 256, 2, 1, 1, false, false"
 INTEGERS = {"dtype": "s8", "compute": "s32", "out_dtype": "s32"}
-# Of what rows and how many tokens there is a factor, of A and of B.
+# Of what rows and how many tokens there is a scale, of A and of B.
 BLOCKS = {
     "rows by blocks": ((1, 128), (128, 128)),
     "rows by rows": ((1, 128), (1, 256)),
@@ -53,13 +53,13 @@ def kernels(run_folder, cases_of):
     return Emulator(run_folder / "grouped_contraction", *dict.fromkeys(sources))
 
 
-def draw_factors(rng, rows, tokens, block) -> tuple[BlockFactors, np.ndarray, np.ndarray]:
+def draw_scales(rng, rows, tokens, block) -> tuple[ScaleStrides, np.ndarray, np.ndarray]:
     """Powers of two, which leave sums exact, with NaN behind; and one for each element."""
     height, depth = block
     values = np.full((-(-rows // height), -(-tokens // depth) + 3), np.nan, np.float32)
     values[:, :-3] = 2.0 ** rng.integers(-1, 2, (values.shape[0], values.shape[1] - 3))
     own = values[np.arange(rows) // height][:, np.arange(tokens) // depth]
-    return BlockFactors(height, depth, values.shape[1], 1), values, own.astype(np.float64)
+    return ScaleStrides(height, depth, values.shape[1], 1), values, own.astype(np.float64)
 
 
 def check(
@@ -85,9 +85,9 @@ def check(
     arrays = dict(zip("ab", (x.astype(DTYPES[dtype]) for x in stored), strict=True))
     arrays |= group_arrays(sizes)
     if blocks is not None:
-        drawn = [draw_factors(rng, x, tokens, y) for x, y in zip((m, n), blocks, strict=True)]
-        how["factors"] = tuple(x for x, _, _ in drawn)
-        arrays |= {f"{name}_factors": x for name, (_, x, _) in zip("ab", drawn, strict=True)}
+        drawn = [draw_scales(rng, x, tokens, y) for x, y in zip((m, n), blocks, strict=True)]
+        how["scales"] = tuple(x for x, _, _ in drawn)
+        arrays |= {f"{name}_scales": x for name, (_, x, _) in zip("ab", drawn, strict=True)}
         wide = [x * own for x, (_, _, own) in zip(wide, drawn, strict=True)]
     problem = ragged_problem("contraction", len(sizes), m, n, tokens, dtype)
     problem = dataclasses.replace(problem, **{"tokens_last": True} | how)
@@ -130,12 +130,12 @@ def test_refusals(kernels):
         ),
         (
             {"tokens_last": False, "blocks": blocks},
-            "factors must be empty when form is contraction",
+            "scales must be empty when form is contraction",
         ),
-        ({"factors": (BlockFactors(1, 64, 9, 1),) * 2}, "multiple of 128 of k, got 64"),
+        ({"scales": (ScaleStrides(1, 64, 9, 1),) * 2}, "multiple of 128 of k, got 64"),
         ({"left_over": 41}, "k must be a multiple of 16, got 1137"),
         ({"form": "rows"}, "tokens_last must be false when form is rows"),
-        ({"compute": "f32_fast_accum", "blocks": blocks}, "leave the tensor"),
+        ({"compute": "f32_fast_accum", "blocks": blocks}, "accumulators that are promoted"),
     ):
         with pytest.raises(RuntimeError) as error:
             check(kernels, **how)
@@ -161,7 +161,7 @@ MISTAKES = [
     Mistake(KERNEL, "not_before_it_is_multiplied", "128", "0"),
     Mistake(
         KERNEL,
-        "factors_of_the_first_k_block",
+        "scales_of_the_first_k_block",
         "T::kIsRows ? 0 : first_token(work) / T::kTileK",
         "0",
     ),
@@ -169,8 +169,8 @@ MISTAKES = [
     Mistake(KERNEL, "from_the_groups_first_token", "/ T::kTileK * T::kTileK ", ""),
 ]
 MISTAKES_OF_SUMS = [
-    Mistake(KERNEL, "column_factors_of_the_first_tile", "n_idx + ", ""),
-    Mistake(KERNEL, "row_factors_of_the_first_tile", "m_idx + ", ""),
+    Mistake(KERNEL, "column_scales_of_the_first_tile", "n_idx + ", ""),
+    Mistake(KERNEL, "row_scales_of_the_first_tile", "m_idx + ", ""),
     Mistake(KERNEL, "of_the_row_before", "1", "0"),
     Mistake(KERNEL, "of_another_lane", "group % 8 * 4 + ", ""),
     Mistake(KERNEL, "of_the_first_columns_of_a_lane", "group / 8", "0"),

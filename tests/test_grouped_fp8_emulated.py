@@ -1,4 +1,4 @@
-"""Grouped products of 8 bits, of floats with factors of blocks and without, emulated."""
+"""Grouped products of 8 bits, of floats with block scales and without, emulated."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ from jax_tcgemm.primitives import epilogue_product
 from jax_tcgemm.primitives.encodings.ragged_block_scaled import RaggedBlockScaled
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
-from jax_tcgemm.problem.gemm import BlockFactors
+from jax_tcgemm.problem.gemm import ScaleStrides
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
 
@@ -32,7 +32,7 @@ CONFIGS = {
     WIDE: "128, 256, 2, 1, 1, false, true",
     NARROW: "128, 64, 1, 1, 1, false, true",
 }
-# Of what rows and how much of K there is a factor, of tokens and of matrices.
+# Of what rows and how much of K there is a scale, of tokens and of matrices.
 BLOCKS = {
     "rows by blocks": ((1, 128), (128, 128)),
     "rows by rows": ((1, 256), (1, 128)),
@@ -65,7 +65,7 @@ def kernels(run_folder, cases_of):
     return Emulator(run_folder / "grouped_fp8", *dict.fromkeys(sources), planned_kernel())
 
 
-def draw_factors(rng, shape, k, block) -> tuple[BlockFactors, np.ndarray]:
+def draw_scales(rng, shape, k, block) -> tuple[ScaleStrides, np.ndarray]:
     """Powers of two for (groups, rows), by which sums of integers stay exact, with NaN behind."""
     groups, extent = shape
     rows, depth = block
@@ -73,11 +73,11 @@ def draw_factors(rng, shape, k, block) -> tuple[BlockFactors, np.ndarray]:
     values[..., :-3] = 2.0 ** rng.integers(-1, 2, (*values.shape[:2], values.shape[2] - 3))
     stride = values.shape[2]
     inner = 0 if groups == 1 else stride * values.shape[1]
-    return BlockFactors(rows, depth, stride, 1, 0, inner), values
+    return ScaleStrides(rows, depth, stride, 1, 0, inner), values
 
 
-def spread(factors: BlockFactors, values, extent, k):
-    rows, depth = np.arange(extent) // factors.rows, np.arange(k) // factors.depth
+def spread(strides: ScaleStrides, values, extent, k):
+    rows, depth = np.arange(extent) // strides.rows, np.arange(k) // strides.depth
     return values[:, rows[:, None], depth].astype(np.float64)
 
 
@@ -91,13 +91,13 @@ def check(emulator, config, blocks=None, sizes=SIZES, n=200, k=400, dtype=E4M3, 
     arrays = {"a": tokens, "b": b.astype(DTYPES[dtype]), **group_arrays(sizes)}
     wide = a.astype(np.float64), b.astype(np.float64)
     if blocks is not None:
-        (fa, a_values), (fb, b_values) = (
-            draw_factors(rng, x, k, block)
+        (sa, a_values), (sb, b_values) = (
+            draw_scales(rng, x, k, block)
             for x, block in zip(((1, m), (groups, n)), blocks, strict=True)
         )
-        fields["factors"] = fa, fb
-        arrays |= {"a_factors": a_values, "b_factors": b_values}
-        wide = wide[0] * spread(fa, a_values, m, k)[0], wide[1] * spread(fb, b_values, n, k)
+        fields["scales"] = sa, sb
+        arrays |= {"a_scales": a_values, "b_scales": b_values}
+        wide = wide[0] * spread(sa, a_values, m, k)[0], wide[1] * spread(sb, b_values, n, k)
     problem = ragged_problem("rows", groups, m, n, k, dtype, b_transposed=True)
     problem = dataclasses.replace(problem, **fields)
     got = emulator.run(problem, arrays, implementation="wgmma", config=config, seed=len(sizes))[0]
@@ -174,7 +174,7 @@ def check_planned(emulator):
     bias, factor = rng.integers(-9, 9, N), np.arange(1, GROUPS + 1).reshape(-1, 1, 1)
     folded = [x.folded(jnp.float32(y)) for x, y in zip(plan.product.scales, scales, strict=True)]
     arrays = {"a": a.astype(DTYPES[E4M3]), "b": b.astype(DTYPES[E4M3]), **group_arrays(PLANNED)}
-    arrays |= dict(zip(("a_factors", "b_factors"), map(np.asarray, folded), strict=True))
+    arrays |= dict(zip(("a_scales", "b_scales"), map(np.asarray, folded), strict=True))
     given = bias.astype(np.float32), factor.astype(np.float32)
     numbers = enumerate(plan.folded.operands)
     arrays |= {f"function operand {i}": given[number] for i, number in numbers}
@@ -198,11 +198,14 @@ def test_planned(kernels):
 def test_refusals(kernels):
     for how, says in (
         ({"b_transposed": False}, "b must lie as (groups, n, k) where elements have 8 bits"),
-        ({"factors": (BlockFactors(1, 64, 9, 1),) * 2}, "multiple of 128 of k, got 64"),
-        ({"factors": (BlockFactors(1, 0, 9, 1),) * 2}, "extents must be in [1, 2^31), got 0"),
+        ({"scales": (ScaleStrides(1, 64, 9, 1),) * 2}, "multiple of 128 of k, got 64"),
+        ({"scales": (ScaleStrides(1, 0, 9, 1),) * 2}, "extents must be in [1, 2^31), got 0"),
         ({"k": 392, "n": 204}, "k must be a multiple of 16, got 392"),
         ({"dtype": "s8", "compute": "s32"}, "the output of s8 inputs must be s32, got f32"),
-        ({"compute": "f32_fast_accum", "blocks": BLOCKS["rows by blocks"]}, "leave the tensor"),
+        (
+            {"compute": "f32_fast_accum", "blocks": BLOCKS["rows by blocks"]},
+            "accumulators that are promoted",
+        ),
     ):
         with pytest.raises(RuntimeError) as error:
             check(kernels, NARROW, **how)
@@ -223,10 +226,10 @@ KERNEL, MULTIPLY = (f"kernels/wgmma/{name}.cuh" for name in ("ragged_kernel", "m
 # The narrow one has fewer widths to compile, and one part.
 ONE_PART, PARTS = ((x, "rows by blocks") for x in (NARROW, WIDE))
 MISTAKES = [
-    Mistake(KERNEL, "factors_of_the_first_group", "work.tokens.group", "0", ONE_PART),
-    Mistake(KERNEL, "factors_of_the_first_tokens", "work.n_idx", "0", ONE_PART),
-    Mistake(KERNEL, "factors_of_the_first_columns", "work.m_idx", "0", ONE_PART),
-    Mistake(KERNEL, "nobody_waits_for_them", "1 + kFactorThreads", "1", ONE_PART),
+    Mistake(KERNEL, "scales_of_the_first_group", "work.tokens.group", "0", ONE_PART),
+    Mistake(KERNEL, "scales_of_the_first_tokens", "work.n_idx", "0", ONE_PART),
+    Mistake(KERNEL, "scales_of_the_first_columns", "work.m_idx", "0", ONE_PART),
+    Mistake(KERNEL, "nobody_waits_for_them", "1 + kScaleThreads", "1", ONE_PART),
     Mistake(KERNEL, "another_stages", "state.stage", "0", ONE_PART),
     Mistake(
         KERNEL,
@@ -237,7 +240,7 @@ MISTAKES = [
     ),
     Mistake(
         KERNEL,
-        "sums_of_the_tile_before",
+        "accumulators_of_the_tile_before",
         "acc[block][i] = 0.0f;",
         "if (block > 0) acc[block][i] = 0.0f;",
         ONE_PART,

@@ -272,7 +272,7 @@ MISTAKES = [
         "acc[next - 1][v]",
         ("everything", SHARES_WEIGHTS),
     ),
-    Mistake(TILE, "gate_for_up", "up", "sums", ("gated", SHARES_WEIGHTS)),
+    Mistake(TILE, "gate_for_up", "up", "acc", ("gated", SHARES_WEIGHTS)),
     Mistake(
         "kernels/wgmma/ragged_kernel.cuh",
         "consumers_of_the_same_columns",

@@ -71,7 +71,7 @@ def test_attributes_of_the_custom_call(fake_cuda):
         "b_inner_stride": 0,
         "alpha": 1.0,
         "beta": 0.0,
-        "factors": empty,
+        "scales": empty,
         "symmetric": False,
         "gated": False,
         "up_offset": 0,

@@ -32,7 +32,7 @@ GEMM |= {"b_transposed": False, "b_ld": 3, "b_outer_stride": 0, "b_inner_stride"
 GEMM |= {
     "alpha": 1.0,
     "beta": 0.0,
-    "factors": [],
+    "scales": [],
     "symmetric": False,
     "gated": False,
     "up_offset": 0,
@@ -45,7 +45,7 @@ NO_FUNCTION |= {"function_library": "none"}
 GEMM |= NO_FUNCTION
 RAGGED = ABI | {"config": "auto", "form": "rows", "compute": "f32"}
 RAGGED |= {"batch": 1, "m": 6, "n": 4, "k": 5, "groups": 2, "num_sizes": 2, "a_rows": 0}
-RAGGED |= {"factors": []}
+RAGGED |= {"scales": []}
 RAGGED |= dict.fromkeys(("b_transposed", "a_batched", "b_batched", "sizes_batched"), False)
 RAGGED |= dict.fromkeys(("tokens_last", "gated", "gathered"), False)
 RAGGED |= NO_FUNCTION
@@ -122,7 +122,7 @@ def test_attributes_have_the_values_that_there_are(worker, key, name, says):
         ("gemm", {"gated": True}, 2, 1, "operands must be a, b, b_up, got 2"),
         ("gemm", {}, 2, 3, "results must be d, workspace, got 3"),
         ("gemm", {"beta": 1.0}, 2, 1, "operands must be a, b, c, got 2"),
-        ("gemm", {"factors": [1] * 12}, 2, 1, "operands must be a, b, a_factors, b_factors, got 2"),
+        ("gemm", {"scales": [1] * 12}, 2, 1, "operands must be a, b, a_scales, b_scales, got 2"),
         ("ragged", {"gathered": True}, 4, 1, "group_sizes, group_offset, gather, got 4"),
         ("rows", {}, 2, 1, "operands must be a, indices, starts, got 2"),
         ("rows", {"form": "dots"}, 3, 1, "operands must be a, b, indices, b_indices, got 3"),
@@ -140,41 +140,41 @@ def test_a_call_has_the_arrays_of_its_problem(worker, key, change, operands, res
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({}, "a_factors must hold at least 12 elements, got 11"),
-        ({"factors": [1] * 11}, "factors must be six numbers of a and six of b, got 11"),
-        ({"form": "contraction"}, "factors must be empty when form is contraction"),
+        ({}, "a_scales must hold at least 12 elements, got 11"),
+        ({"scales": [1] * 11}, "scales must be six numbers of a and six of b, got 11"),
+        ({"form": "contraction"}, "scales must be empty when form is contraction"),
     ],
     ids=str,
 )
-def test_factors_of_groups(worker, change, says):
+def test_scales_of_groups(worker, change, says):
     """Of six tokens with two blocks of k each, and of two matrices with two of n and two of k."""
     numbers_of_blocks = [1, 4, 2, 1, 0, 0, 2, 4, 2, 1, 0, 4]
-    attributes = RAGGED | {"factors": numbers_of_blocks} | change
+    attributes = RAGGED | {"scales": numbers_of_blocks} | change
     sizes = [numbers(2, dtype="s32"), numbers(1, dtype="s32")]
     operands = [numbers(30), numbers(40), *sizes, numbers(11), numbers(8)]
     assert says in run(worker, "ragged", attributes, operands, Buffer("f32", (24,)))
 
 
-def test_factors_of_gated_groups(worker):
+def test_scales_of_gated_groups(worker):
     """Each group has those of both its matrices."""
-    own = {"gated": True, "factors": [1, 4, 2, 1, 0, 0, 2, 4, 2, 1, 0, 4]}
+    own = {"gated": True, "scales": [1, 4, 2, 1, 0, 0, 2, 4, 2, 1, 0, 4]}
     sizes = [numbers(2, dtype="s32"), numbers(1, dtype="s32")]
     operands = [numbers(30), numbers(80), *sizes, numbers(12), numbers(8)]
     says = run(worker, "ragged", RAGGED | FUNCTION | own, operands, Buffer("f32", (24,)))
-    assert "b_factors must hold at least 16 elements, got 8" in says
+    assert "b_scales must hold at least 16 elements, got 8" in says
 
 
-def test_factors_are_all_there(worker):
-    attributes = GEMM | {"factors": [1, 1, 4, 1, 0, 0, 2, 4, 1, 1, 0, 0]}
+def test_scales_are_all_there(worker):
+    attributes = GEMM | {"scales": [1, 1, 4, 1, 0, 0, 2, 4, 1, 1, 0, 0]}
     operands = [numbers(8), numbers(12), numbers(7), numbers(2)]
     said = run(worker, "gemm", attributes, operands, Buffer("f32", (6,)))
-    assert "a_factors must hold at least 8 elements, got 7" in said
+    assert "a_scales must hold at least 8 elements, got 7" in said
     # Of a gated product those of both matrices, one after the other.
     operands = [numbers(8), numbers(12), numbers(12), numbers(8), numbers(3)]
     said = run(
         worker, "gemm", attributes | FUNCTION | {"gated": True}, operands, Buffer("f32", (6,))
     )
-    assert "b_factors must hold at least 4 elements, got 3" in said
+    assert "b_scales must hold at least 4 elements, got 3" in said
 
 
 # --- BLAS -----------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def test_what_went_in_comes_out(case):
 
 @pytest.mark.parametrize("qtype", ["int4", "nf4", "uint8"])
 def test_elements_lie_where_the_kernel_reads_them(qtype):
-    """By the definition of a piece, one element after the other."""
+    """By the definition of a chunk, one element after the other."""
     case = Case(1, 32, 128, 32, qtype, zeros=qtype == "uint8", scale="f32", columns=True)
     q, scale, zero_point, _ = case._drawn
     coding = case.coding

@@ -78,8 +78,8 @@ MISTAKES = [
     Mistake(KERNEL, "blocks_of_k_exchanged", "x + (kBlockK * sizeof(X) >> 4)", "x", SPLIT),
     Mistake(KERNEL, "steps_exchanged", "x + step * (32 >> 4)", "x + (1 - step) * 2", SPLIT),
     Mistake(KERNEL, "scales_of_columns_exchanged", "p % 2", "1 - p % 2", SPLIT),
-    Mistake(KERNEL, "pieces_exchanged", "block * kPieceBytes", "(1 - block) * kPieceBytes", BYTES),
-    Mistake(KERNEL, "halves_of_a_piece_exchanged", "block * 8", "(1 - block) * 8", SPLIT),
+    Mistake(KERNEL, "chunks_exchanged", "block * kChunkBytes", "(1 - block) * kChunkBytes", BYTES),
+    Mistake(KERNEL, "halves_of_a_chunk_exchanged", "block * 8", "(1 - block) * 8", SPLIT),
     Mistake(KERNEL, "group_of_another_block", "group", "0", TABLE),
     Mistake(KERNEL, "zeros_of_the_next_column", "lane_ / 4 * 4", "(lane_ / 4 ^ 1) * 4", SPLIT),
     Mistake(

@@ -94,15 +94,15 @@ def test_weights(machine, case):
     np.testing.assert_array_equal(got[: case.n], case.exact_rows)
 
 
-KERNEL, PIECES = "kernels/packed/kernel.cuh", "kernels/packed/pieces.cuh"
+KERNEL, FRAGMENTS = "kernels/packed/kernel.cuh", "kernels/packed/fragments.cuh"
 SUMS = "kernels/packed/sums.cuh"
 FP8, FP4, SPLIT, TABLE, BYTES = CASES[-5:]
 
 MISTAKES = [
     Mistake(KERNEL, "stages_not_awaited", "kStages - 2", "kStages - 1", SPLIT),
     Mistake(KERNEL, "stages_overwritten", case=SPLIT),
-    Mistake(KERNEL, "stages_overwritten_by_sums", case=SPLIT),
-    Mistake(KERNEL, "sums_not_awaited", case=TABLE),
+    Mistake(KERNEL, "stages_overwritten_by_accumulators", case=SPLIT),
+    Mistake(KERNEL, "accumulators_not_awaited", case=TABLE),
     Mistake(SUMS, "sums_of_one_warp", "kSums.warps_k", "1", SPLIT),
     Mistake(KERNEL, "blocks_not_begun", case=SPLIT, finds="which the block has not got"),
     Mistake(KERNEL, "shares_not_awaited", case=SPLIT, finds="ended|wrong"),
@@ -112,18 +112,18 @@ MISTAKES = [
     Mistake(KERNEL, "x_beyond_k", " && k + i * kStep < params_.k", "", SPLIT),
     Mistake(KERNEL, "scale_of_the_next_group", "* 16 +", "* 16 + 16 +", SPLIT),
     Mistake(KERNEL, "zeros_of_the_other_column", "kZerosOffset", "kZerosOffset + 4", SPLIT),
-    Mistake(PIECES, "nibbles_swapped", "4 * p", "4 * (p ^ 1)", SPLIT),
-    Mistake(PIECES, "zero_off_by_one", "0x4300u", "0x4301u", SPLIT),
-    Mistake(PIECES, "sign_of_eight_bits", "lop3_not_and_or", "lop3_and_or", BYTES),
-    Mistake(PIECES, "zero_of_eight_bits", "!kIsMiddle", "kIsMiddle", BYTES),
-    Mistake(PIECES, "byte_of_the_table", "9", "17", TABLE),
+    Mistake(FRAGMENTS, "nibbles_swapped", "4 * p", "4 * (p ^ 1)", SPLIT),
+    Mistake(FRAGMENTS, "zero_off_by_one", "0x4300u", "0x4301u", SPLIT),
+    Mistake(FRAGMENTS, "sign_of_eight_bits", "lop3_not_and_or", "lop3_and_or", BYTES),
+    Mistake(FRAGMENTS, "zero_of_eight_bits", "!kIsMiddle", "kIsMiddle", BYTES),
+    Mistake(FRAGMENTS, "byte_of_the_table", "9", "17", TABLE),
     Mistake(KERNEL, "first_group_of_a_block", "lane_ % 4 / 2", "0", FP4),
     Mistake(KERNEL, "scales_of_fragments_exchanged", "p % 2", "1 - p % 2", FP4),
-    Mistake(PIECES, "magnitudes_of_float4", "kShift - 4 * p", "kShift - 4", FP4),
-    Mistake(PIECES, "signs_of_float4", "12 - 4 * p", "8", FP4),
-    Mistake(PIECES, "mantissa_of_float8", "10 : 7", "10 : 6", FP8),
-    Mistake(PIECES, "signs_of_float8", "word << 8", "word", FP8),
-    Mistake(PIECES, "column_scales_exchanged", "i % 4 < 2", "i % 4 >= 2", FP4),
+    Mistake(FRAGMENTS, "magnitudes_of_float4", "kShift - 4 * p", "kShift - 4", FP4),
+    Mistake(FRAGMENTS, "signs_of_float4", "12 - 4 * p", "8", FP4),
+    Mistake(FRAGMENTS, "mantissa_of_float8", "10 : 7", "10 : 6", FP8),
+    Mistake(FRAGMENTS, "signs_of_float8", "word << 8", "word", FP8),
+    Mistake(FRAGMENTS, "column_scales_exchanged", "i % 4 < 2", "i % 4 >= 2", FP4),
     Mistake(
         KERNEL,
         "column_scales_of_the_next_tile",
@@ -131,7 +131,7 @@ MISTAKES = [
         "weight_tile(tile_of(t ^ 1))",
         FP4,
     ),
-    Mistake(PIECES, "halves_of_the_table", "entry % 16", "entry / 16", TABLE),
+    Mistake(FRAGMENTS, "halves_of_the_table", "entry % 16", "entry / 16", TABLE),
 ]
 
 

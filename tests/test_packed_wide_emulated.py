@@ -90,7 +90,7 @@ def test_sums_of_whole_columns_would_be_wrong():
     assert case.mismatch(sums)
 
 
-KERNEL, PIECES = "kernels/packed/wide_kernel.cuh", "kernels/packed/pieces.cuh"
+KERNEL, FRAGMENTS = "kernels/packed/wide_kernel.cuh", "kernels/packed/fragments.cuh"
 BLOCK = "kernels/packed/wide_block.cuh"
 SUMS = "kernels/packed/sums.cuh"
 
@@ -159,11 +159,13 @@ MISTAKES = [
         "weight_tile(tile()) + 1",
         COLUMNS,
     ),
-    Mistake(PIECES, "nibbles_swapped", "4 * p", "4 * (p ^ 1)", SPLIT),
-    Mistake(PIECES, "halves_of_the_table", "entry % 16", "entry / 16", TABLE),
-    Mistake(PIECES, "byte_of_the_table", "9", "17", TABLE),
-    Mistake(BLOCK, "sums_not_awaited", case=RING),
-    Mistake(BLOCK, "stages_overwritten_by_sums", case=SPLIT, finds="wrong|fence.proxy.async"),
+    Mistake(FRAGMENTS, "nibbles_swapped", "4 * p", "4 * (p ^ 1)", SPLIT),
+    Mistake(FRAGMENTS, "halves_of_the_table", "entry % 16", "entry / 16", TABLE),
+    Mistake(FRAGMENTS, "byte_of_the_table", "9", "17", TABLE),
+    Mistake(BLOCK, "accumulators_not_awaited", case=RING),
+    Mistake(
+        BLOCK, "stages_overwritten_by_accumulators", case=SPLIT, finds="wrong|fence.proxy.async"
+    ),
     Mistake(BLOCK, "blocks_not_begun", case=SPLIT, finds="wrong|which the block has not got"),
     Mistake(BLOCK, "shares_not_awaited", case=SPLIT, finds="ended|wrong"),
     Mistake(
@@ -179,9 +181,9 @@ MISTAKES = [
     Mistake(BLOCK, "halves_of_x_exchanged", "half * kK", "(1 - half) * kK", SHARED),
     Mistake(BLOCK, "rows_of_x_exchanged", "half * kRows", "(1 - half) * kRows", FLOAT8_SHARED),
     Mistake(KERNEL, "units_forgotten", "kUnit * scales.x", "scales.x", FLOAT8),
-    Mistake(PIECES, "sign_of_8_bits", "0x81u", "0x80u", FLOAT8),
-    Mistake(PIECES, "zeros_of_8_bits_exchanged", "p % 2", "1 - p % 2", FLOAT8_ZEROS),
-    Mistake(PIECES, "words_of_8_bits_exchanged", "p / 2", "1 - p / 2", FLOAT8),
+    Mistake(FRAGMENTS, "sign_of_8_bits", "0x81u", "0x80u", FLOAT8),
+    Mistake(FRAGMENTS, "zeros_of_8_bits_exchanged", "p % 2", "1 - p % 2", FLOAT8_ZEROS),
+    Mistake(FRAGMENTS, "words_of_8_bits_exchanged", "p / 2", "1 - p / 2", FLOAT8),
     Mistake(SUMS, "scales_of_other_rows", "m_idx", "row", FLOAT8),
     Mistake(SUMS, "shares_of_one_place", "sender > receiver", "1", FOUR, "wrong|outside|deadlock"),
     Mistake(SUMS, "sums_of_one_block", "kSums.cluster", "1", SPLIT),

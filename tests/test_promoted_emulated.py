@@ -79,7 +79,7 @@ def test_parts_of_columns_need_a_k_major_b(kernels):
 MULTIPLY = "kernels/wgmma/multiply.cuh"
 MISTAKES = [
     Mistake(MULTIPLY, "not_started_anew", "false", "true"),
-    Mistake("kernels/wgmma/factors.cuh", "not_added", "+=", "="),
+    Mistake("kernels/wgmma/scales.cuh", "not_added", "+=", "="),
     Mistake(MULTIPLY, "half_of_the_columns", " + column * 128", ""),
     Mistake(MULTIPLY, "half_of_the_rows", " + block * 8192", "", ROWS),
 ]

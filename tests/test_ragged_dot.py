@@ -499,7 +499,7 @@ GOOD = {
     "config": "auto",
     "form": "rows",
     "compute": "f32",
-    "factors": numbers_of(None),
+    "scales": numbers_of(None),
     **{"batch": 1, "m": 8, "n": 4, "k": 5, "groups": 3, "num_sizes": 3, "a_rows": 0},
     **dict.fromkeys(("b_transposed", "a_batched", "b_batched", "sizes_batched"), False),
     "tokens_last": False,

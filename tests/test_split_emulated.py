@@ -42,7 +42,7 @@ def check(machine, case, **how):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda x: x.label)
-def test_parts(machine, case):
+def test_terms(machine, case):
     check(machine, case)
 
 
@@ -55,7 +55,7 @@ MISTAKES = [
         KERNEL, "largest_becomes_infinite", "fminf(fmaxf(rest, -largest), largest)", "rest", REAL
     ),
     Mistake(KERNEL, "infinity_is_taken_by_all", "is_finite ? x[i] : 0.0f", "x[i]", REAL),
-    Mistake(KERNEL, "infinity_is_lost", "is_last ? first : words[part]", "words[part]", REAL),
+    Mistake(KERNEL, "infinity_is_lost", "is_last ? first : words[term]", "words[term]", REAL),
     Mistake(KERNEL, "nan_becomes_infinite", "bits | 0x00400000u", "bits", REAL),
     Mistake(KERNEL, "rest_is_kept", case=REAL),
     Mistake(KERNEL, "neighbours_exchanged", "i % 2 == 0", "i % 2 != 0", REAL),

@@ -16,7 +16,7 @@ enum class Feature : int32_t {
   kBeta,
   kGated,
   kFunction,
-  kBlockFactors,
+  kBlockScales,
   kGathered,  // of grouped products
   kTokensLast,
   kWeighted,    // of sums of rows
@@ -26,7 +26,7 @@ enum class Feature : int32_t {
 template <>
 inline constexpr std::array kNames<Feature>{"alpha other than 1",    "beta other than 0",
                                             "gated product",         "function",
-                                            "factors of blocks",     "gathered rows",
+                                            "block scales",          "gathered rows",
                                             "tokens in columns",     "weights",
                                             "scalars on the device", "several products in a call"};
 

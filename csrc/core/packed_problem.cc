@@ -51,7 +51,7 @@ const BufferTable<PackedProblem, PackedBuffers>& buffer_table(const PackedProble
       {"row_scales", BufferRole::kOperand, [](P& p) -> int64_t { return p.row_scales; }, [](P& p) { return p.m; },
        [](P&) { return DType::kF32; }, put<&PackedBuffers::row_scales>},
       {"values", BufferRole::kOperand, always,
-       [](P& p) { return multiply_add(p.all_tiles(), p.pieces() * P::kPieceBytes, 0); }, bytes,
+       [](P& p) { return multiply_add(p.all_tiles(), p.chunks() * P::kChunkBytes, 0); }, bytes,
        put<&PackedBuffers::values>},
       {"scales", BufferRole::kOperand, always,
        [](P& p) { return multiply_add(p.all_tiles(), p.groups() * P::kTile * dtype_bytes(p.scale), 0); }, bytes,

@@ -15,13 +15,13 @@
 // columns and its second; of experts its inner batch level is the expert, by its number in the call, and no result is
 // reduced. The weight lies in tiles of 16 columns, which fill D's columns up:
 //
-//   values       (n / 16, pieces, 512) bytes, a piece 64 rows of 4 bits or 32 rows of 8 bits
+//   values       (n / 16, chunks, 512) bytes, a chunk 64 rows of 4 bits or 32 rows of 8 bits
 //   scales       (n / 16, groups, 16), columns g and g + 8 side by side
 //   zero_points  (n / 16, groups, 16) int16, the same
 //   column_scales  (n / 16, 16) float32, the same: a column's value * scale is multiplied by its own
 //
-// and those of experts one after the other. Inside of a piece: jax_tcgemm/problem/packed_weight.py and
-// kernels/packed/pieces.cuh.
+// and those of experts one after the other. Inside of a chunk: jax_tcgemm/problem/packed_weight.py and
+// kernels/packed/fragments.cuh.
 #pragma once
 
 #include <array>
@@ -43,7 +43,7 @@ template <>
 inline constexpr std::array kNames<PackedCode>{"integer", "table", "float4_e2m1fn", "float8_e4m3fn", "float8_e5m2"};
 
 struct PackedProblem {
-  static constexpr int64_t kTile = 16, kChunk = 64, kPieceBytes = 512;
+  static constexpr int64_t kTile = 16, kMultipleK = 64, kChunkBytes = 512;  // K is padded to a multiple of kMultipleK
 
   PackedForm form;
   int64_t m, n, k;  // n is a multiple of kTile; m is 0 of a weight
@@ -53,7 +53,7 @@ struct PackedProblem {
   int64_t zero;        // of all integers, where there are no zero points
   bool zero_points;    // whether every group and column has its own
   bool column_scales;  // whether every column has a scale beside those of its groups
-  bool row_scales;     // whether each row of X has a factor
+  bool row_scales;     // whether each row of X has a scale
   DType scale;
   DType in;                // of X; of a weight that of D
   DType out;               // of D
@@ -67,7 +67,7 @@ struct PackedProblem {
   int64_t tiles() const { return n / kTile; }
   int64_t all_tiles() const { return experts * tiles(); }
   int64_t groups() const { return k / group_size; }
-  int64_t pieces() const { return (k + kChunk - 1) / kChunk * (bits / 4); }
+  int64_t chunks() const { return (k + kMultipleK - 1) / kMultipleK * (bits / 4); }
   int64_t d_columns() const { return epilogue.gated ? n / 2 : n; }
 };
 

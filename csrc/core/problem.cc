@@ -124,12 +124,12 @@ int64_t b_elements(const Problem& p) {
   return multiply_add(1, p.epilogue.up_offset, span(p, p.b, shape_of_b(p)));
 }
 
-int64_t factor_elements(const Problem& p, const BlockFactors& x, int64_t rows) {
-  return p.is_empty() ? 0 : factor_elements(x, p.batch_outer(), p.batch_inner, rows, p.k);
+int64_t scale_elements(const Problem& p, const BlockScales& x, int64_t rows) {
+  return p.is_empty() ? 0 : scale_elements(x, p.batch_outer(), p.batch_inner, rows, p.k);
 }
 
 // Of one matrix B.
-int64_t b_factor_elements(const Problem& p) { return factor_elements(p, p.factors.b(), p.n); }
+int64_t b_scale_elements(const Problem& p) { return scale_elements(p, p.scales.b(), p.n); }
 
 // Whether each element is read where D has the one that is made of it, or the one beside it.
 bool is_read_as_d(const Problem& p, const Function::Read& x) {
@@ -223,23 +223,23 @@ std::string check_buffers(const Problem& p, const Buffers& buffers) {
                                 buffers.function_operands, buffers.more_results);
 }
 
-std::string check_factors(const ProductFactors& factors) {
-  if (factors.is_none()) return "";
-  if (factors.numbers.size() != 2 * ProductFactors::kFields) {
-    return must("factors", "be six numbers of a and six of b", static_cast<int64_t>(factors.numbers.size()));
+std::string check_scales(const ProductScales& scales) {
+  if (scales.is_none()) return "";
+  if (scales.numbers.size() != 2 * ProductScales::kFields) {
+    return must("scales", "be six numbers of a and six of b", static_cast<int64_t>(scales.numbers.size()));
   }
-  for (const BlockFactors& x : {factors.a(), factors.b()}) {
+  for (const BlockScales& x : {scales.a(), scales.b()}) {
     for (int64_t block : {x.rows, x.depth}) {
       if (block < 1 || block > INT32_MAX) return must("a block's extents", "be in [1, 2^31)", block);
     }
     for (int64_t stride : {x.row_stride, x.k_stride, x.batch_outer_stride, x.batch_inner_stride}) {
-      if (stride < 0) return must("strides of factors", "not be negative", stride);
+      if (stride < 0) return must("strides of block scales", "not be negative", stride);
     }
   }
   return "";
 }
 
-int64_t factor_elements(const BlockFactors& x, int64_t batch_outer, int64_t batch_inner, int64_t rows, int64_t k) {
+int64_t scale_elements(const BlockScales& x, int64_t batch_outer, int64_t batch_inner, int64_t rows, int64_t k) {
   if (batch_outer == 0 || batch_inner == 0 || rows == 0 || k == 0) return 0;
   int64_t last = multiply_add(ceil_div(rows, x.rows) - 1, x.row_stride, 1);
   last = multiply_add(ceil_div(k, x.depth) - 1, x.k_stride, last);
@@ -259,7 +259,7 @@ std::string check_problem(const Problem& p) {
            " and n=" + std::to_string(p.n);
   }
   if (std::string error = check_epilogue(p); !error.empty()) return error;
-  if (std::string error = check_factors(p.factors); !error.empty()) return error;
+  if (std::string error = check_scales(p.scales); !error.empty()) return error;
   if (std::string error = check_operand("a", p, p.a, shape_of_a(p), 0); !error.empty()) return error;
   return check_operand("b", p, p.b, shape_of_b(p), p.epilogue.up_offset);
 }
@@ -275,7 +275,7 @@ Features features_of(const Problem& p) {
   Features needed = features_of(p.epilogue);
   needed.add(Feature::kAlpha, p.alpha != 1.0);
   needed.add(Feature::kBeta, p.beta != 0.0);
-  needed.add(Feature::kBlockFactors, !p.factors.is_none());
+  needed.add(Feature::kBlockScales, !p.scales.is_none());
   return needed;
 }
 
@@ -284,7 +284,7 @@ const BufferTable<Problem, Buffers>& buffer_table(const Problem&) {
   const auto always = [](P&) -> int64_t { return 1; };
   const auto out = [](P& p) { return p.out; };
   const auto f32 = [](P&) { return DType::kF32; };
-  const auto is_scaled = [](P& p) -> int64_t { return !p.factors.is_none(); };
+  const auto is_scaled = [](P& p) -> int64_t { return !p.scales.is_none(); };
   const auto b_dtype = [](P& p) { return p.b.dtype; };
   static const BufferTable<Problem, Buffers> table{
       {"a", BufferRole::kOperand, always, a_elements, [](P& p) { return p.a.dtype; }, put<&Buffers::a>},
@@ -298,13 +298,13 @@ const BufferTable<Problem, Buffers>& buffer_table(const Problem&) {
        }},
       {"b_up", BufferRole::kOperand, [](P& p) -> int64_t { return p.has_two_b() && p.epilogue.up_offset == 0; },
        b_elements, b_dtype, put<&Buffers::b_up>},
-      {"a_factors", BufferRole::kOperand, is_scaled, [](P& p) { return factor_elements(p, p.factors.a(), p.m); }, f32,
-       put<&Buffers::a_factors>},
-      {"b_factors", BufferRole::kOperand, is_scaled,
-       [](P& p) { return multiply_add(p.has_two_b() ? 2 : 1, b_factor_elements(p), 0); }, f32,
+      {"a_scales", BufferRole::kOperand, is_scaled, [](P& p) { return scale_elements(p, p.scales.a(), p.m); }, f32,
+       put<&Buffers::a_scales>},
+      {"b_scales", BufferRole::kOperand, is_scaled,
+       [](P& p) { return multiply_add(p.has_two_b() ? 2 : 1, b_scale_elements(p), 0); }, f32,
        [](P& p, Buffers& buffers, void* x, int64_t) {
-         buffers.b_factors = x;
-         if (p.has_two_b() && x != nullptr) buffers.b_up_factors = static_cast<float*>(x) + b_factor_elements(p);
+         buffers.b_scales = x;
+         if (p.has_two_b() && x != nullptr) buffers.b_up_scales = static_cast<float*>(x) + b_scale_elements(p);
        }},
       {"c", BufferRole::kOptional, [](P& p) -> int64_t { return p.beta != 0.0; }, d_elements, out,
        [](P& p, Buffers& buffers, void* x, int64_t) { buffers.c = p.beta != 0.0 ? x : nullptr; }},

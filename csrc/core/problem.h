@@ -2,9 +2,9 @@
 //
 //   D[b,m,n] = alpha * sum_k op(A)[b,m,k] * op(B)[b,k,n] + beta * C[b,m,n]
 //
-// where A and B may have factors of their blocks, which their elements are multiplied by. op(X) is X or its transpose,
-// said by Operand::transposed and never by a copy. `Epilogue` says what else happens to a sum before it is stored.
-// Host-only, free of CUDA and XLA, so that the CPU module and the queries share it.
+// where A and B may have block scales, by which their elements are multiplied. op(X) is X or its transpose,
+// said by Operand::transposed and never by a copy. `Epilogue` says what else happens to an accumulator before it is
+// stored. Host-only, free of CUDA and XLA, so that the CPU module and the queries share it.
 #pragma once
 
 #include <array>
@@ -53,31 +53,31 @@ struct Operand {
   int64_t batch_inner_stride;
 };
 
-// Factors of blocks of an operand, in float32: of what is multiplied, that of its row r (m of A, n of B) and k lies at
+// Block scales of an operand, in float32: the scale of row r (m of A, n of B) and k is at
 // r / rows * row_stride + k / depth * k_stride, after as many batch strides as of the operand.
-struct BlockFactors {
+struct BlockScales {
   int64_t rows, depth;
   int64_t row_stride, k_stride, batch_outer_stride, batch_inner_stride;
 };
 
-// Those of both operands of a product, or none.
-struct ProductFactors {
+// Block scales of both operands of a product, or none.
+struct ProductScales {
   static constexpr int64_t kFields = 6;
 
   std::vector<int64_t> numbers;  // kFields of A's, then of B's
 
   bool is_none() const { return numbers.empty(); }
-  BlockFactors a() const { return at(0); }
-  BlockFactors b() const { return at(kFields); }
+  BlockScales a() const { return at(0); }
+  BlockScales b() const { return at(kFields); }
 
  private:
-  BlockFactors at(int64_t first) const {
+  BlockScales at(int64_t first) const {
     const int64_t* x = &numbers[first];
     return {x[0], x[1], x[2], x[3], x[4], x[5]};
   }
 };
 
-// An elementwise function of the sums and of operands, as device code: a struct of this name in the namespace
+// An elementwise function of the accumulators and of operands, as device code: a struct of this name in the namespace
 // tcgemm::elementwise, which a program's kernels are compiled with. epilogue/function.cuh says how it is called. Places
 // and strides are in elements. Of a matrix with rows of `n`, row m lies at m / period * m_outer + m % period * m_inner.
 struct Function {
@@ -164,7 +164,7 @@ struct Problem {
   double alpha = 1.0;
   double beta = 0.0;  // 0: C is never read
   Epilogue epilogue;
-  ProductFactors factors;
+  ProductScales scales;
   bool symmetric = false;  // every D[b] is its own transpose: tiles above the diagonal need not be computed
 
   bool has_two_b() const { return epilogue.gated; }
@@ -202,7 +202,7 @@ void visit_fields(Problem& p, Visit&& visit) {
   visit("b_inner_stride", p.b.batch_inner_stride);
   visit("alpha", p.alpha);
   visit("beta", p.beta);
-  visit("factors", p.factors.numbers);
+  visit("scales", p.scales.numbers);
   visit("gated", p.epilogue.gated);
   visit("up_offset", p.epilogue.up_offset);
   visit("symmetric", p.symmetric);
@@ -229,11 +229,11 @@ struct Buffers {
   void* d = nullptr;
   void* workspace = nullptr;
   int64_t workspace_bytes = 0;
-  // Of blocks of a and b; null where they have none.
-  const void* a_factors = nullptr;
-  const void* b_factors = nullptr;
+  // Block scales of a and b; null where they have none.
+  const void* a_scales = nullptr;
+  const void* b_scales = nullptr;
   const void* b_up = nullptr;  // of a gated product
-  const void* b_up_factors = nullptr;
+  const void* b_up_scales = nullptr;
   // Of a function.
   struct Array {
     void* data;
@@ -243,9 +243,9 @@ struct Buffers {
 };
 
 // The arrays of a call:
-//   a, b [, b_up] [, a_factors, b_factors] [, c] [, function operands] -> d [, function results].
+//   a, b [, b_up] [, a_scales, b_scales] [, c] [, function operands] -> d [, function results].
 //   b_up    of a gated product, unless up_offset finds it inside b
-//   b_factors  of a gated product those of the second matrix after the last one of the first's
+//   b_scales  of a gated product: the scales of gate, then those of up
 //   c       where beta != 0; it may be given, but is not read, otherwise
 const BufferTable<Problem, Buffers>& buffer_table(const Problem& problem);
 
@@ -266,9 +266,9 @@ std::string check_function_buffers(const Function& function, const FunctionExten
                                    int64_t num_matrices, const std::vector<Buffers::Array>& operands,
                                    const std::vector<Buffers::Array>& more_results);
 
-// The rules of factors, as check_problem() has them, and how many there must be at least of an operand with so many
-// rows in each matrix.
-std::string check_factors(const ProductFactors& factors);
-int64_t factor_elements(const BlockFactors& factors, int64_t batch_outer, int64_t batch_inner, int64_t rows, int64_t k);
+// The rules of block scales, as check_problem() has them, and how many scales there must be at least for an operand
+// with `rows` rows in each matrix.
+std::string check_scales(const ProductScales& scales);
+int64_t scale_elements(const BlockScales& scales, int64_t batch_outer, int64_t batch_inner, int64_t rows, int64_t k);
 
 }  // namespace tcgemm

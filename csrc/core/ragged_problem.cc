@@ -10,8 +10,8 @@ namespace {
 
 constexpr int64_t kMaxElements = int64_t{1} << 59;
 
-int64_t factor_elements(const RaggedProblem& p, const BlockFactors& x, int64_t matrices, int64_t rows) {
-  return p.is_empty() ? 0 : factor_elements(x, p.batch, matrices, rows, p.k);
+int64_t scale_elements(const RaggedProblem& p, const BlockScales& x, int64_t matrices, int64_t rows) {
+  return p.is_empty() ? 0 : scale_elements(x, p.batch, matrices, rows, p.k);
 }
 
 // Of an operand with an entry for each batch index, or of one that all share.
@@ -25,7 +25,7 @@ const BufferTable<RaggedProblem, RaggedBuffers>& buffer_table(const RaggedProble
   const auto in = [](P& p) { return p.in; };
   const auto integer = [](P&) { return DType::kS32; };
   const auto f32 = [](P&) { return DType::kF32; };
-  const auto is_scaled = [](P& p) -> int64_t { return !p.factors.is_none(); };
+  const auto is_scaled = [](P& p) -> int64_t { return !p.scales.is_none(); };
   static const BufferTable<RaggedProblem, RaggedBuffers> table{
       {"a", BufferRole::kOperand, always, [](P& p) { return entries(p, p.a_batched) * p.a_elements(); }, in,
        put<&RaggedBuffers::a>},
@@ -35,11 +35,11 @@ const BufferTable<RaggedProblem, RaggedBuffers>& buffer_table(const RaggedProble
        integer, put<&RaggedBuffers::group_sizes>},
       {"group_offset", BufferRole::kOperand, always, [](P& p) { return entries(p, p.sizes_batched); }, integer,
        put<&RaggedBuffers::group_offset>},
-      {"a_factors", BufferRole::kOperand, is_scaled,
-       [](P& p) { return factor_elements(p, p.factors.a(), p.groups, p.m); }, f32, put<&RaggedBuffers::a_factors>},
-      {"b_factors", BufferRole::kOperand, is_scaled,
-       [](P& p) { return factor_elements(p, p.factors.b(), p.num_b() * p.groups, p.n); }, f32,
-       put<&RaggedBuffers::b_factors>},
+      {"a_scales", BufferRole::kOperand, is_scaled, [](P& p) { return scale_elements(p, p.scales.a(), p.groups, p.m); },
+       f32, put<&RaggedBuffers::a_scales>},
+      {"b_scales", BufferRole::kOperand, is_scaled,
+       [](P& p) { return scale_elements(p, p.scales.b(), p.num_b() * p.groups, p.n); }, f32,
+       put<&RaggedBuffers::b_scales>},
       {"gather", BufferRole::kOperand, [](P& p) -> int64_t { return p.gathered; },
        [](P& p) { return entries(p, p.sizes_batched) * p.tokens(); }, integer, put<&RaggedBuffers::gather>},
       {"function operand", BufferRole::kOperand, [](P& p) { return p.epilogue.function.num_operands(); }, nullptr,
@@ -66,10 +66,10 @@ std::string check_problem(const RaggedProblem& p) {
   }
   if (p.groups > p.num_sizes) return must("groups", "be at most num_sizes=" + std::to_string(p.num_sizes), p.groups);
   if (p.b_transposed && !p.is_rows()) return "b_transposed must be false when form is contraction, got true";
-  if (std::string error = check_factors(p.factors); !error.empty()) return error;
+  if (std::string error = check_scales(p.scales); !error.empty()) return error;
   if (p.tokens_last && p.is_rows()) return "tokens_last must be false when form is rows, got true";
-  if (!p.factors.is_none() && !p.is_rows() && !p.tokens_last) {
-    return "factors must be empty when form is contraction and tokens_last is false";
+  if (!p.scales.is_none() && !p.is_rows() && !p.tokens_last) {
+    return "scales must be empty when form is contraction and tokens_last is false";
   }
   if (!p.epilogue.is_none()) {
     const Epilogue& e = p.epilogue;

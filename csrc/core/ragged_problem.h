@@ -9,7 +9,7 @@
 //   contraction  D[b,g,m,n] = sum over the rows i of group g of A[b,i,m] * B[b,i,n]:
 //                A k x m, B k x n, or, tokens_last, A m x k, B n x k, D groups x m x n; k counts the tokens
 //
-// Both operands may have factors of blocks (problem.h): in the form rows B for each group, or, gated, for each of its
+// Both operands may have block scales (problem.h): in the form rows B for each group, or, gated, for each of its
 // two matrices, in a contraction where the tokens are last, of blocks that begin at the first token.
 //
 // In the form rows the product of a group may have an epilogue (problem.h): a function, whose levels of the batch are
@@ -53,7 +53,7 @@ struct RaggedProblem {
   int64_t a_rows = 0;  // where A is gathered, else it has as many as there are tokens
   // Rows of A's are the tokens, or those of m, of B's those of n. The outer level of the batch is that of the product,
   // the inner one the groups or, of a gated product's B, the matrices: gate and up of one group after the other.
-  ProductFactors factors = {};
+  ProductScales scales = {};
 
   bool is_rows() const { return form == RaggedForm::kRows; }
   int64_t tokens() const { return is_rows() ? m : k; }
@@ -89,7 +89,7 @@ void visit_fields(RaggedProblem& p, Visit&& visit) {
   visit("gated", p.epilogue.gated);
   visit("gathered", p.gathered);
   visit("a_rows", p.a_rows);
-  visit("factors", p.factors.numbers);
+  visit("scales", p.scales.numbers);
   visit_fields(p.epilogue.function, visit);
 }
 
@@ -103,7 +103,7 @@ inline Features features_of(const RaggedProblem& p) {
   Features needed = features_of(p.epilogue);
   needed.add(Feature::kGathered, p.gathered);
   needed.add(Feature::kTokensLast, p.tokens_last);
-  needed.add(Feature::kBlockFactors, !p.factors.is_none());
+  needed.add(Feature::kBlockScales, !p.scales.is_none());
   return needed;
 }
 
@@ -116,14 +116,14 @@ struct RaggedBuffers {
   void* d = nullptr;
   void* workspace = nullptr;
   int64_t workspace_bytes = 0;
-  const void* a_factors = nullptr;
-  const void* b_factors = nullptr;
+  const void* a_scales = nullptr;
+  const void* b_scales = nullptr;
   const int32_t* gather = nullptr;
   std::vector<Buffers::Array> function_operands, more_results;  // of all batch entries
 };
 
 // The arrays of a call:
-//   a, b, group_sizes, group_offset [, a_factors, b_factors] [, gather] [, function operands]
+//   a, b, group_sizes, group_offset [, a_scales, b_scales] [, gather] [, function operands]
 //   -> d [, function results].
 // Integers are int32.
 const BufferTable<RaggedProblem, RaggedBuffers>& buffer_table(const RaggedProblem& problem);

@@ -36,11 +36,11 @@ std::string check_problem(const SplitProblem& p) {
   if (p.pitch * dtype_bytes(p.out) % SplitProblem::kAlignment != 0) {
     return must("pitch", "be a multiple of 16 bytes", p.pitch);
   }
-  if (p.parts.empty() || p.parts.size() > SplitProblem::kMaxParts || p.parts.back() != 0) {
-    return "parts must be one to nine numbers, the last one 0";
+  if (p.terms.empty() || p.terms.size() > SplitProblem::kMaxTerms || p.terms.back() != 0) {
+    return "terms must be one to nine numbers, the last one 0";
   }
-  for (const int64_t part : p.parts) {
-    if (part < 0 || part > 2) return must("parts", "be 0, 1 or 2 each", part);
+  for (const int64_t term : p.terms) {
+    if (term < 0 || term > 2) return must("terms", "be 0, 1 or 2 each", term);
   }
   return "";
 }

@@ -2,8 +2,8 @@
 //
 // A function is a struct F in tcgemm::elementwise with
 //
-//   Sum                            the type of the sums that it takes
-//   kIsGated                       whether it takes two sums, of the two products of a gated one
+//   Sum                            the type of the accumulators that it takes
+//   kIsGated                       whether it takes two accumulators, gate and up
 //   kStoresRows                    whether its first result, D, is whole and of a type that kernels store by rows
 //   kMostReads, kNumResults        how many reads there are, or 1, and results
 //   kMostNeighbours                how many elements are reduced to one in any result; 1: none is reduced
@@ -162,13 +162,13 @@ inline constexpr bool kVariesAlong = kSwapped ? kVariesN<along> : kVariesM<along
 template <typename F, bool kSwapped>
 inline constexpr bool kReachesPast = kSwapped && F::kStoresRows && F::kNumResults == 1;
 
-// Whether a read is of a scalar or of a vector that is read before the sums are known.
+// Whether a read is of a scalar or of a vector that is read before the accumulators are complete.
 template <typename T, Along along>
 inline constexpr bool kIsVector = along != Along::kBoth && sizeof(T) <= 4;
 
 // What is read of scalars and of vectors, for all of a warp's elements of a tile that is inside the product, before the
-// sums are known: loads would have to wait for those of the next tile's operands afterwards. Of what varies across, two
-// neighbours in every 64 are a thread's. kBlocks: times 64 lines.
+// accumulators are complete: loads would have to wait for those of the next tile's operands afterwards. Of what varies
+// across, two neighbours in every 64 are a thread's. kBlocks: times 64 lines.
 template <typename F, bool kSwapped, int kBlocks, int kGroups>
 class FunctionVectors {
  public:
@@ -269,9 +269,9 @@ struct NothingLoaded {
 // A thread's elements of kGroups groups of eight columns and of kHalves rows that lie eight apart: two neighbours of a
 // row in each, the first in column lane % 4 * 2 of its group. Or, if kSwapped, the same with rows and columns
 // exchanged: `line` is along that of which there are halves, `across` along groups. kRows: D is stored by rows, by the
-// caller, who takes it from the sums. kWhole: all are inside the product, and unless kSwapped eight columns of a matrix
-// lie side by side, aligned; then four threads that have the columns of a group between them load and store its rows
-// together. Loaded: what has been before, NothingLoaded or a LoadedPart.
+// caller, who takes it from the accumulators. kWhole: all are inside the product, and unless kSwapped eight columns of
+// a matrix lie side by side, aligned; then four threads that have the columns of a group between them load and store
+// its rows together. Loaded: what has been before, NothingLoaded or a LoadedPart.
 template <typename F, bool kSwapped, bool kRows, bool kWhole, int kGroups, int kHalves, typename Loaded = NothingLoaded>
 class FunctionTile {
  public:
@@ -301,21 +301,21 @@ class FunctionTile {
     if constexpr (kWhole) __syncwarp();
   }
 
-  // Replaces the sums by the elements of D that kernels store by rows. `up`: those of a gated product's second matrix.
-  // Held: float, as whose bits sums that are integers may be held, or Sum.
+  // Replaces the accumulators by the elements of D that kernels store by rows. `up`: those of a gated product's second
+  // matrix. Held: float, as whose bits integer accumulators may be held, or Sum.
   template <typename Held>
-  __device__ __forceinline__ void run(Held* sums, const Held* up) {
+  __device__ __forceinline__ void run(Held* acc, const Held* up) {
     static_assert(!kRows || std::is_same_v<Held, float>, "rows are stored of floats");
     F::arrive(*this);
     visit([&](int group, int half, int e) {
       Element element{*this, group, half, e};
       const int i = (group * kHalves + half) * 2 + e;
       if constexpr (F::kIsGated) {
-        F::run(sum_of(sums[i]), sum_of(up[i]), element, Index{element});  // mutant: gate_for_up
+        F::run(acc_of(acc[i]), acc_of(up[i]), element, Index{element});  // mutant: gate_for_up
       } else {
-        F::run(sum_of(sums[i]), element, Index{element});
+        F::run(acc_of(acc[i]), element, Index{element});
       }
-      if constexpr (kRows) sums[i] = element.of_row;
+      if constexpr (kRows) acc[i] = element.of_row;
     });
     F::store(*this);
   }
@@ -505,7 +505,7 @@ class FunctionTile {
   static_assert(!kRows || F::kStoresRows, "only what is stored by rows");
 
   template <typename Held>
-  static __device__ __forceinline__ Sum sum_of(Held held) {
+  static __device__ __forceinline__ Sum acc_of(Held held) {
     if constexpr (std::is_same_v<Held, Sum>) {
       return held;
     } else {
@@ -609,14 +609,14 @@ class FunctionTile {
       Two<T> pairs[4];
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) pairs[pair] = static_cast<Two<T>>(words[pair]);
-      constexpr int kPieces = sizeof(T) == 4 ? 2 : 1;
-      using Piece = std::conditional_t<sizeof(T) == 1, uint2, uint4>;
-      Piece pieces[kPieces];
-      memcpy(pieces, pairs, sizeof(pairs));
-      auto* target = reinterpret_cast<Piece*>(matrix + int64_t{line_ + 8 * half} * row_length<i>() + group_column());
+      constexpr int kChunks = sizeof(T) == 4 ? 2 : 1;
+      using Chunk = std::conditional_t<sizeof(T) == 1, uint2, uint4>;
+      Chunk chunks[kChunks];
+      memcpy(chunks, pairs, sizeof(pairs));
+      auto* target = reinterpret_cast<Chunk*>(matrix + int64_t{line_ + 8 * half} * row_length<i>() + group_column());
 #pragma unroll
-      for (int piece = 0; piece < kPieces; ++piece) {
-        if (has_group()) target[piece] = pieces[piece];
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        if (has_group()) target[chunk] = chunks[chunk];
       }
     }
   }
@@ -645,12 +645,12 @@ class FunctionTile {
 };
 
 // A function of a warp's eight rows of kGroups times eight columns, from (m_idx, n_idx) on, that stores what it makes
-// of them itself. get_sums(is_whole, sums) gives those that the thread has as FunctionTile wants it, as [set][element],
+// of them itself. get_acc(is_whole, acc) gives those that the thread has as FunctionTile wants it, as [set][element],
 // a set being a product; is_whole, as std::bool_constant, says that all of them are inside the product. Without
 // kHasWhole there is no code for that, which takes time to load where it runs but once.
-template <typename F, int kGroups, bool kHasWhole = true, typename GetSums>
+template <typename F, int kGroups, bool kHasWhole = true, typename GetAcc>
 __device__ __forceinline__ void run_on_eight_rows(const FunctionParams& params, const BatchPlace& batch, int32_t m_idx,
-                                                  int32_t n_idx, const GetSums& get_sums) {
+                                                  int32_t n_idx, const GetAcc& get_acc) {
   const auto run = [&](auto is_whole) {
     using Tile = FunctionTile<F, false, false, decltype(is_whole)::value, kGroups, 1>;
     constexpr int kSets = F::kIsGated ? 2 : 1;
@@ -658,9 +658,9 @@ __device__ __forceinline__ void run_on_eight_rows(const FunctionParams& params, 
     typename Tile::Reads reads;
     Tile tile(params, batch, lane, m_idx + lane / 4, n_idx, groups, reads);  // mutant: a_runs_rows
     tile.load();
-    typename F::Sum sums[kSets][2 * kGroups];
-    get_sums(is_whole, sums);
-    tile.run(sums[0], sums[kSets - 1]);  // mutant: gate_for_up_in_the_second_kernel
+    typename F::Sum acc[kSets][2 * kGroups];
+    get_acc(is_whole, acc);
+    tile.run(acc[0], acc[kSets - 1]);  // mutant: gate_for_up_in_the_second_kernel
   };
   if constexpr (kHasWhole) {
     // mutant: outside_is_whole

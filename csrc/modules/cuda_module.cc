@@ -214,7 +214,7 @@ NB_MODULE(_cuda, module) {
   define_queries(packed_queries, packed_implementations());
   nb::module_ quantize_queries = module.def_submodule("quantize", "The same queries for arrays of 8 bits.");
   define_queries(quantize_queries, quantize_implementations());
-  nb::module_ split_queries = module.def_submodule("split", "The same queries for parts of operands.");
+  nb::module_ split_queries = module.def_submodule("split", "The same queries for terms of operands.");
   define_queries(split_queries, split_implementations());
   define_tensor_queries(module);
   module.def(

@@ -21,7 +21,7 @@ namespace tcgemm::ptx {
 TCGEMM_PTX_MMA(mma_m16n8k16_f32_f16, "m16n8k16.row.col.f32.f16.f16.f32", float, "f")
 TCGEMM_PTX_MMA(mma_m16n8k16_f32_bf16, "m16n8k16.row.col.f32.bf16.bf16.f32", float, "f")
 TCGEMM_PTX_MMA(mma_m16n8k8_f32_tf32, "m16n8k8.row.col.f32.tf32.tf32.f32", float, "f")
-// Without .satfinite: sums wrap around.
+// Without .satfinite: accumulators wrap around.
 TCGEMM_PTX_MMA(mma_m16n8k32_s32_s8, "m16n8k32.row.col.s32.s8.s8.s32", int32_t, "r")
 TCGEMM_PTX_MMA(mma_m16n8k32_s32_u8, "m16n8k32.row.col.s32.u8.u8.s32", int32_t, "r")
 TCGEMM_PTX_MMA(mma_m16n8k32_s32_s8_u8, "m16n8k32.row.col.s32.s8.u8.s32", int32_t, "r")

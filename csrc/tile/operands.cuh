@@ -16,8 +16,8 @@ enum class Source {
   kRegisters,   // registers, into which threads load fragments of either major
 };
 
-// `Element`: in memory. `scaled_rows`: of an operand whose blocks have factors, how many of its rows share them in a
-// kernel, which may be fewer than do in memory; 0: it has none.
+// `Element`: in memory. `scaled_rows`: how many rows of an operand share a block scale in a kernel, which may be fewer
+// than in memory; 0: the operand has no block scales.
 template <typename ElementType, Major major, Source source, int scaled_rows = 0>
 struct Operand {
   using Element = ElementType;
@@ -33,7 +33,7 @@ struct Operands {
   using B = BType;
 };
 
-// An instruction by the types that it multiplies and adds up. Its sums leave the tensor core after every
+// An instruction by the types that it multiplies and adds up. Its accumulators are promoted after every
 // kPromoteEvery elements of K; 0: with the last one.
 template <typename AType, typename BType, typename AccumulatorType, int promote_every = 0>
 struct Mma {

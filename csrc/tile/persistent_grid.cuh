@@ -22,7 +22,7 @@ struct PersistentGrid {
   Divisor batch, batch_inner;
 
   struct Place {
-    int32_t batch_idx, m_idx, n_idx;  // D's batch: each part of K has one of its own
+    int32_t batch_idx, m_idx, n_idx;  // D's batch: each split of K has one of its own
   };
 
   // `along`: the width of a group. Tiles do not overlap.

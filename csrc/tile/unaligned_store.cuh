@@ -47,22 +47,22 @@ struct UnalignedRows {
       // Rows four apart, which are swizzled to different banks, are read together.
       const int row = first_row + lane / 4 % 2 * 4 + lane / 8;
       char* const row_target = target(row);
-      const int skipped = before(row_target), piece_skipped = -skipped & (16 - kElement);
-      const int first = first_sector * kSector + lane % 4 / 2 * kSector - skipped, piece = first + lane % 2 * 16;
+      const int skipped = before(row_target), chunk_skipped = -skipped & (16 - kElement);
+      const int first = first_sector * kSector + lane % 4 / 2 * kSector - skipped, chunk = first + lane % 2 * 16;
       uint4 bytes[kSteps];
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
-        // The two staged pieces that these 16 bytes lie in.
-        const int staged = piece - piece_skipped + i * 2 * kSector;
+        // The two staged chunks that these 16 bytes lie in.
+        const int staged = chunk - chunk_skipped + i * 2 * kSector;
         const uint4 low = ptx::ld_shared_v4_u32(buffer + staged_offset<kRowBytes>(row, staged));
         const uint4 high = ptx::ld_shared_v4_u32(buffer + staged_offset<kRowBytes>(row, staged + 16));
-        bytes[i] = skip_bytes(low, high, piece_skipped);
+        bytes[i] = skip_bytes(low, high, chunk_skipped);
       }
       const int end = row < end_row ? width - kSector : -2 * kSector;
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
         if (first + i * 2 * kSector <= end && (i > 0 || first >= 0)) {
-          ptx::st_global_v4_u32(row_target + piece + i * 2 * kSector, {bytes[i].x, bytes[i].y, bytes[i].z, bytes[i].w});
+          ptx::st_global_v4_u32(row_target + chunk + i * 2 * kSector, {bytes[i].x, bytes[i].y, bytes[i].z, bytes[i].w});
         }
       }
     }

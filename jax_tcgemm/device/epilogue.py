@@ -262,8 +262,8 @@ def _folded(product: Product, device: selection.Device) -> Folded | str:
     function = dataclasses.replace(function, library=library)
     problem = _in_levels(problem, math.prod(shape[axis] for axis in levels.inner))
     if product.scales is not None:
-        factors = tuple(x.factors(problem.batch_inner) for x in product.scales)
-        problem = dataclasses.replace(problem, factors=factors)
+        scales = tuple(x.scale_strides(problem.batch_inner) for x in product.scales)
+        problem = dataclasses.replace(problem, scales=scales)
     out_dtype = out_dtype_of(function)
     if out_dtype is None:
         return f"no implementation makes {function.results[0].dtype}"
@@ -370,18 +370,18 @@ def _with_function(plan: Plan, lhs, *others) -> list[jax.Array]:
     numerics, fold = folded.numerics, folded.fold
     rights, operands = others[: plan.product.num_rhs], others[plan.product.num_rhs :]
     bare = plan.product.product
-    factors = [
+    arrays = [
         dense.prepare(lhs, bare, numerics, fold),
         *(dense.prepare(x, bare, numerics, fold, is_rhs=True) for x in rights),
     ]
     if fold.swapped:
-        factors.reverse()
+        arrays.reverse()
     if plan.product.scales is not None:
         of_blocks, operands = operands[:2], operands[2:]
         for x, own in zip(plan.product.scales, of_blocks, strict=True):
-            # Those of both matrices of a gated product, one after the other.
+            # The scales of gate, then those of up, in a gated product.
             has_two = own.ndim > len(x.shape)
-            factors.append((jax.vmap(x.folded) if has_two else x.folded)(own))
+            arrays.append((jax.vmap(x.folded) if has_two else x.folded)(own))
     product = plan.product
     extents = plan.problem.batch, plan.problem.m, plan.problem.n
     made = Made(function, product.function, product.shape, extents, folded.levels)
@@ -396,8 +396,8 @@ def _with_function(plan: Plan, lhs, *others) -> list[jax.Array]:
         own, d = given[place], results[0]
         if own.dtype == d.dtype and own.size == math.prod(d.shape):
             given[place] = lax.reshape(own, d.shape)
-            aliases = {len(factors) + place: 0}
-    return made.results(call(plan.problem, plan.choice, (*factors, *given), results, aliases))
+            aliases = {len(arrays) + place: 0}
+    return made.results(call(plan.problem, plan.choice, (*arrays, *given), results, aliases))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -80,5 +80,5 @@ def _folded(product: Product, device: selection.Device) -> Folded | str:
         return f"no implementation gives {own.result_dtype}"
     k = -(-own.k // _TOKENS_AT_ONCE) * _TOKENS_AT_ONCE
     problem = grouped.problem_of(dataclasses.replace(own, k=k), numerics, device.platform)
-    factors = tuple(dataclasses.replace(x.factors(1), inner_stride=0) for x in product.scales)
-    return Folded(dataclasses.replace(problem, tokens_last=True, factors=factors), numerics)
+    scales = tuple(dataclasses.replace(x.scale_strides(1), inner_stride=0) for x in product.scales)
+    return Folded(dataclasses.replace(problem, tokens_last=True, scales=scales), numerics)

@@ -159,7 +159,7 @@ def _folded(product: Product, device: selection.Device) -> Folded | str:
     problem = dataclasses.replace(problem, out_dtype=out_dtype, function=function)
     if product.scales:
         inner = 1, product.num_accumulators * bare.groups
-        a, b = (x.factors(own) for x, own in zip(product.scales, inner, strict=True))
-        factors = dataclasses.replace(a, inner_stride=0), b
-        problem = dataclasses.replace(problem, factors=factors)
+        a, b = (x.scale_strides(own) for x, own in zip(product.scales, inner, strict=True))
+        scales = dataclasses.replace(a, inner_stride=0), b
+        problem = dataclasses.replace(problem, scales=scales)
     return Folded(problem, numerics, operands)

@@ -206,7 +206,7 @@ def _problem(how: Split) -> SplitProblem | str:
         columns=shape[places[-1]],
         depth=math.prod(kept[2 if form == "right_first" else 1]),
         pitch=stored[-1],
-        parts=tuple(pair[is_rhs] for pair in parts.pairs),
+        terms=tuple(pair[is_rhs] for pair in parts.pairs),
         in_dtype="c64" if parts.is_complex else "f32",
         out_dtype=DTYPE_NAMES[dtype],
     )

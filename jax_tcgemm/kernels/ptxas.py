@@ -12,8 +12,8 @@ import re
 ALLOWED_SPILLS: dict[str, str] = {
     r"8FunctionINS_11elementwise": "what a function needs beyond the registers that accumulators "
     "leave is spilled after the main loop, which has none",
-    r"fLi128EEENS\d*_8Operands": "beside two sets of sums, as of 8-bit floats, what a tile "
-    "begins and ends with is spilled outside of the main loop, which has none",
+    r"fLi128EEENS\d*_8Operands": "beside two sets of accumulators, as of 8-bit floats, what a "
+    "tile begins and ends with is spilled outside of the main loop, which has none",
 }
 
 _ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")

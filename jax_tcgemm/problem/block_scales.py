@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tcgemm.problem.gemm import BlockFactors
+from jax_tcgemm.problem.gemm import ScaleStrides
 from jax_tcgemm.problem.quantized import repeated
 
 # More than a tile has: fewer are read from few lines however they lie.
@@ -36,10 +36,10 @@ class BlockScales:
         return self._repeated(scales, [1 if n == 1 else x for n, x in self._pairs()])
 
     def folded(self, scales: jax.Array) -> jax.Array:
-        """Those that `factors` tells of, (entries of the batch, blocks of rows, blocks of K).
+        """Scales as `scale_strides` describes them, (batch entries, blocks of rows, blocks of K).
 
-        Many of rows lie beside each other, (entries of the batch, blocks of K, blocks of rows): a
-        kernel that takes those of a block of K then reads few lines of memory.
+        Scales of many rows are contiguous, (batch entries, blocks of K, blocks of rows): a kernel
+        that loads the scales of a block of K then reads few lines of memory.
         """
         own, _ = self._folded()
         batch, rows = own[: self.num_batch], own[self.num_batch : -1]
@@ -47,15 +47,15 @@ class BlockScales:
         scales = lax.reshape(self._repeated(scales, own), shape)
         return jnp.swapaxes(scales, 1, 2) if shape[1] >= _MANY_ROWS else scales
 
-    def factors(self, batch_inner: int) -> BlockFactors:
-        """As a problem has them, whose second level of the batch has that extent."""
+    def scale_strides(self, batch_inner: int) -> ScaleStrides:
+        """Strides of the folded scales in a problem with this `batch_inner`."""
         own, block_rows = self._folded()
         depth, num_rows = own[-1], math.prod(own[self.num_batch : -1])
         is_batched = math.prod(own[: self.num_batch]) > 1
         stride = is_batched * depth * num_rows
         row_stride, k_stride = (1, num_rows) if num_rows >= _MANY_ROWS else (depth, 1)
         strides = row_stride, k_stride, stride * batch_inner, stride
-        return BlockFactors(block_rows, self.block[1], *strides)
+        return ScaleStrides(block_rows, self.block[1], *strides)
 
     def _pairs(self):
         return zip(self.shape, self.operand_shape, strict=True)

@@ -38,8 +38,8 @@ class Operand:
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockFactors:
-    """Block scales of an operand, in float32; strides count elements.
+class ScaleStrides:
+    """Blocks and strides of an operand's float32 block scales; strides count elements.
 
     The scale for row r (m of A, n of B) and k is at ``r // rows * row_stride + k // depth *
     k_stride``, plus the offset of the batch index as in `Operand`.
@@ -58,9 +58,9 @@ class BlockFactors:
         return f"{min(self.rows, rows)}x{min(self.depth, k)}"
 
 
-def numbers_of(factors: tuple[BlockFactors, BlockFactors] | None) -> Numbers:
-    """Return block scales as the attribute `factors` of a call."""
-    return Numbers.of([number for x in factors or () for number in dataclasses.astuple(x)])
+def numbers_of(scales: tuple[ScaleStrides, ScaleStrides] | None) -> Numbers:
+    """Return blocks and strides of block scales as the FFI attribute `scales`."""
+    return Numbers.of([number for x in scales or () for number in dataclasses.astuple(x)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Problem:
     alpha: float = 1.0
     beta: float = 0.0
     epilogue: Epilogue = BARE
-    factors: tuple[BlockFactors, BlockFactors] | None = None
+    scales: tuple[ScaleStrides, ScaleStrides] | None = None
     symmetric: bool = False
 
     kind: ClassVar[str] = "gemm"
@@ -196,7 +196,7 @@ class Problem:
             "b_inner_stride": self.b.inner_stride,
             "alpha": self.alpha,
             "beta": self.beta,
-            "factors": numbers_of(self.factors),
+            "scales": numbers_of(self.scales),
             "symmetric": self.symmetric,
             **self.epilogue.attributes(),
         }
@@ -262,8 +262,8 @@ class Problem:
         inputs = self.a.dtype if self.a.dtype == self.b.dtype else f"{self.a.dtype},{self.b.dtype}"
         types = f"{inputs}->{self.out_dtype} ({self.compute})"
         epilogue = f" {self.epilogue}".rstrip()
-        if self.factors:
-            a, b = map(BlockFactors.text, self.factors, ((self.m, self.k), (self.n, self.k)))
+        if self.scales:
+            a, b = map(ScaleStrides.text, self.scales, ((self.m, self.k), (self.n, self.k)))
             epilogue = f" scaled {a} by {b}{epilogue}"
         if self.symmetric:
             epilogue = f" symmetric{epilogue}"

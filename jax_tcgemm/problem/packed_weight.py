@@ -3,7 +3,7 @@
 A weight of shape (k, n) has the elements (u - zero) * scale * column_scale with unsigned u. It is
 stored as arrays of bytes:
 
-    values         (tiles, pieces, 512)    16 columns, and 64 rows of 4 bits or 32 rows of 8 bits
+    values         (tiles, chunks, 512)    16 columns, and 64 rows of 4 bits or 32 rows of 8 bits
     scales         (tiles, groups, 16 * bytes)
     zero_points    (tiles, groups, 32)     int16
     column_scales  (tiles, 1, 64)          float32, in the layout of the scales of one group
@@ -13,8 +13,8 @@ fragment of one warp, 16 bytes for each lane: the lane's elements of A in `mma.m
 transposed product. In a block of 32 rows, lane 4g + c has rows 8c to 8c + 7 of columns g and g + 8,
 so that it reads 16 consecutive bytes of a 16-bit x:
 
-    row     64 chunk + 32 b + 8 c + 4 s + 2 h + e     MMA s of block b, K half h of A, element e
-    column  16 tile + 8 r + g                         r selects row g or g + 8 of A
+    row     64 period + 32 b + 8 c + 4 s + 2 h + e     MMA s of block b, K half h of A, element e
+    column  16 tile + 8 r + g                          r selects row g or g + 8 of A
 
 csrc/kernels/packed reads this layout.
 """
@@ -31,9 +31,9 @@ from jax import lax
 
 VERSION = 1
 TILE = 16
-PIECE_BYTES = 512
+CHUNK_BYTES = 512
 # Rows are padded to a multiple of this.
-CHUNK = 64
+K_MULTIPLE = 64
 GROUP_SIZES = (16, 32, 64, 128)
 WIDE_SCALE_DTYPES = ("bfloat16", "float16", "float32")
 SCALE_DTYPES = (*WIDE_SCALE_DTYPES, "float8_e8m0fnu", "float8_e4m3fn")
@@ -144,10 +144,10 @@ class PackedFormat:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the byte arrays by name, in the order of a kernel's operands."""
         tiles = -(-self.n // TILE)
-        pieces = -(-self.k // CHUNK) * (self.coding.bits // 4)
+        chunks = -(-self.k // K_MULTIPLE) * (self.coding.bits // 4)
         scale_bytes = TILE * jnp.dtype(self.scale_dtype).itemsize
         shapes = {
-            "values": (tiles, pieces, PIECE_BYTES),
+            "values": (tiles, chunks, CHUNK_BYTES),
             "scales": (tiles, self.groups, scale_bytes),
         }
         if self.has_zero_points:
@@ -282,20 +282,20 @@ def with_column_scales(w: PackedWeight) -> PackedWeight:
 
 
 def _packed_values(u, form: PackedFormat):
-    tiles, pieces, _ = form.shapes["values"]
-    chunks = -(-form.k // CHUNK)
-    u = jnp.pad(u, ((0, chunks * CHUNK - form.k), (0, tiles * TILE - form.n)))
-    u = u.reshape(chunks, 2, 4, 2, 2, 2, tiles, 2, 8)
-    chunk, b, c, s, h, e, tile, r, g = range(9)
+    tiles, chunks, _ = form.shapes["values"]
+    periods = -(-form.k // K_MULTIPLE)
+    u = jnp.pad(u, ((0, periods * K_MULTIPLE - form.k), (0, tiles * TILE - form.n)))
+    u = u.reshape(periods, 2, 4, 2, 2, 2, tiles, 2, 8)
+    period, b, c, s, h, e, tile, r, g = range(9)
     if form.coding.bits == 4:
         # A 32-bit word is one MMA's fragment. Its nibbles are pairs of a0 to a3: 16 bits apart for
         # conversion of both at once, or adjacent for lookup of both in a table.
         nibbles = (h, r, e) if form.has_lookup else (e, h, r)
-        u = jnp.transpose(u, (tile, chunk, g, c, b, s, *nibbles))
+        u = jnp.transpose(u, (tile, period, g, c, b, s, *nibbles))
         u = u[..., 0] | u[..., 1] << 4
     else:
-        u = jnp.transpose(u, (tile, chunk, b, g, c, s, h, e, r))
-    return u.reshape(tiles, pieces, PIECE_BYTES)
+        u = jnp.transpose(u, (tile, period, b, g, c, s, h, e, r))
+    return u.reshape(tiles, chunks, CHUNK_BYTES)
 
 
 def _packed_factors(x):
@@ -324,17 +324,17 @@ def _dequantize(w: PackedWeight, dtype) -> jax.Array:
 
 def integers(values, form: PackedFormat) -> jax.Array:
     """Return the unsigned integers, of shape (k, tiles * 16)."""
-    tiles, chunks = values.shape[0], -(-form.k // CHUNK)
+    tiles, periods = values.shape[0], -(-form.k // K_MULTIPLE)
     if form.coding.bits == 4:
-        u = jnp.stack((values & 15, values >> 4), -1).reshape(tiles, chunks, 8, 4, 2, 2, 2, 2, 2)
-        tile, chunk, g, c, b, s, *nibbles = range(9)
+        u = jnp.stack((values & 15, values >> 4), -1).reshape(tiles, periods, 8, 4, 2, 2, 2, 2, 2)
+        tile, period, g, c, b, s, *nibbles = range(9)
         h, r, e = nibbles if form.has_lookup else (*nibbles[1:], nibbles[0])
     else:
-        u = values.reshape(tiles, chunks, 2, 8, 4, 2, 2, 2, 2)
-        tile, chunk, b, g, c, s, h, e, r = range(9)
-    u = jnp.transpose(u, (chunk, b, c, s, h, e, tile, r, g))
+        u = values.reshape(tiles, periods, 2, 8, 4, 2, 2, 2, 2)
+        tile, period, b, g, c, s, h, e, r = range(9)
+    u = jnp.transpose(u, (period, b, c, s, h, e, tile, r, g))
     # Tiles may be sharded over devices, so that each dimension is reshaped separately.
-    u = u.reshape(chunks * CHUNK, tiles, 2, 8)[: form.k]
+    u = u.reshape(periods * K_MULTIPLE, tiles, 2, 8)[: form.k]
     return u.reshape(form.k, tiles * TILE)
 
 

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.function import Function, attributes_of
-from jax_tcgemm.problem.gemm import BlockFactors, numbers_of
+from jax_tcgemm.problem.gemm import ScaleStrides, numbers_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +44,9 @@ class RaggedProblem:
       a_rows: rows of A if gathered, else 0.
       function: epilogue function, or None. Its outer batch level is the batch entry and its inner
         one the group. Its results are not reduced.
-      factors: None, or the block scales of A and B. Rows of A's scales are the tokens in form
-        "rows", else m; rows of B's are n. The inner batch level of B's scales is the group, or in
-        a gated GEMM each of a group's two matrices.
+      scales: strides of the block scales of A and B, or None. Rows of A's scales are the tokens in
+        form "rows", else m; rows of B's are n. The inner batch level of B's scales is the group, or
+        in a gated GEMM each of a group's two matrices.
     """
 
     form: str
@@ -68,7 +68,7 @@ class RaggedProblem:
     gathered: bool = False
     a_rows: int = 0
     function: Function | None = None
-    factors: tuple[BlockFactors, BlockFactors] | None = None
+    scales: tuple[ScaleStrides, ScaleStrides] | None = None
 
     kind: ClassVar[str] = "ragged"
 
@@ -79,13 +79,13 @@ class RaggedProblem:
     def query(self) -> dict:
         """Return the problem as the modules' ragged.reject() and workspace_bytes() take it."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        fields["factors"] = numbers_of(self.factors)
+        fields["scales"] = numbers_of(self.scales)
         return fields | attributes_of(fields.pop("function"))
 
     @property
     def is_bare(self) -> bool:
         """Whether the product has no gather, epilogue function or block scales."""
-        return not (self.gathered or self.function is not None or self.factors is not None)
+        return not (self.gathered or self.function is not None or self.scales is not None)
 
     def with_rows(self, rows: int) -> "RaggedProblem":
         """Return the unbatched problem of one group with `rows` tokens."""
@@ -130,9 +130,9 @@ class RaggedProblem:
         words = [f"{batch}{self.m}x{self.n}x{self.k}{layout}, {ragged} in {self.groups} groups"]
         if self.gathered:
             words.append(f"gathered from {self.a_rows} rows")
-        if self.factors is not None:
+        if self.scales is not None:
             extents = (self.m, self.k), (self.n, self.k)
-            words.append("scaled {} by {}".format(*map(BlockFactors.text, self.factors, extents)))
+            words.append("scaled {} by {}".format(*map(ScaleStrides.text, self.scales, extents)))
         if self.gated:
             words.append("gated")
         if self.function is not None:

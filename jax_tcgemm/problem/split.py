@@ -26,7 +26,7 @@ class SplitProblem:
       columns: size of the last dimension.
       depth: size to which the dimension after the terms (middle or inner) is padded with zeros.
       pitch: size to which the last dimension is padded with zeros.
-      parts: the term that each product takes, in the order in which products are accumulated.
+      terms: the term that each product takes, in the order in which products are accumulated.
       in_dtype: dtype of the array.
       out_dtype: dtype of the terms.
     """
@@ -38,7 +38,7 @@ class SplitProblem:
     columns: int
     depth: int
     pitch: int
-    parts: tuple[int, ...]
+    terms: tuple[int, ...]
     in_dtype: str
     out_dtype: str
 
@@ -55,12 +55,12 @@ class SplitProblem:
 
     def query(self) -> dict:
         """Return the problem as the modules' split.reject() and workspace_bytes() take it."""
-        return dataclasses.asdict(self) | {"parts": Numbers.of(self.parts)}
+        return dataclasses.asdict(self) | {"terms": Numbers.of(self.terms)}
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the result, with each group of dimensions folded into one."""
-        number = len(self.parts) * (1 if self.form == "real" else 2)
+        number = len(self.terms) * (1 if self.form == "real" else 2)
         if self.form == "right_first":
             return self.outer, 2, self.middle, number, self.depth, self.pitch
         component = (2, self.inner) if self.form == "right" else ()
@@ -78,7 +78,7 @@ class SplitProblem:
     def flops(self) -> int:
         """Number of roundings and subtractions."""
         components = 1 if self.form == "real" else 2
-        return 2 * components * (max(self.parts) + 1) * self._elements
+        return 2 * components * (max(self.terms) + 1) * self._elements
 
     @property
     def bytes(self) -> int:
@@ -89,4 +89,4 @@ class SplitProblem:
     def __str__(self) -> str:
         extents = "x".join(str(x) for x in (self.outer, self.middle, self.inner) if x > 1)
         shape = f"{extents}x{self.columns}" if extents else str(self.columns)
-        return f"{shape} {self.in_dtype} in {len(self.parts)} parts of {self.out_dtype}"
+        return f"{shape} {self.in_dtype} in {len(self.terms)} terms of {self.out_dtype}"

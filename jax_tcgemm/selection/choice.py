@@ -277,7 +277,7 @@ def select(
         choice = Choice(XLA, XLA_CONFIG, obstacle)
     else:
         # Autotuning does not measure problems with block scales.
-        if kind == "gemm" and problem.factors is None and not _unseen.is_on:
+        if kind == "gemm" and problem.scales is None and not _unseen.is_on:
             for found in tuple(_collectors):
                 found.append((problem, device))
             _measure_unknown(problem, device)

@@ -97,7 +97,7 @@ class Calibration:
     # cooperative warpgroups, and for three. Measured on an H100.
     promotion_clocks: tuple[float, float, float] = (2.5, 1.2, 2.1)
     scaled_clocks: tuple[float, float, float] = (0.3, 1.1, 4.0)
-    factor_clocks: tuple[float, float, float] = (6.0, 4.0, 4.0)
+    scale_read_clocks: tuple[float, float, float] = (6.0, 4.0, 4.0)
     # Where rows of D are not 16-byte aligned: additional us of a tile, and additional bytes of each
     # of its rows, whose first and last sectors are written partially.
     unaligned_tile_us: float = 0.77
@@ -381,7 +381,7 @@ def _triangle(p: Problem, x: _Configs, is_summed: np.ndarray) -> tuple[np.ndarra
     rows, columns = x.tile_m * x.cluster_m, x.tile_n * x.cluster_n
     square = np.maximum(rows, columns)
     divides = (square % rows == 0) & (square % columns == 0)
-    runs = ~x.swapped & divides & (p.factors is None) & (p.num_b == 1)
+    runs = ~x.swapped & divides & (p.scales is None) & (p.num_b == 1)
     if p.function is not None:
         is_one = len(p.function.results) == 1 and not p.function.results[0].over
         runs = runs & (is_summed | is_one)
@@ -477,12 +477,12 @@ def _promotion_clocks(p: Problem, x: _Configs, c: Calibration) -> np.ndarray | i
         return 0
     groups = _groups(x)
     clocks = np.take(c.promotion_clocks, groups - 1)
-    if p.factors:
-        rows_a, rows_b = (factors.rows for factors in p.factors)
+    if p.scales:
+        rows_a, rows_b = (scales.rows for scales in p.scales)
         is_whole = (x.tile_n % 128 == 0) | (128 % x.tile_n == 0)
         is_read = ~is_whole | (np.where(x.swapped, rows_a, rows_b) % 128 != 0)
         clocks = clocks + np.take(c.scaled_clocks, groups - 1)
-        clocks = clocks + is_read * np.take(c.factor_clocks, groups - 1)
+        clocks = clocks + is_read * np.take(c.scale_read_clocks, groups - 1)
     return clocks * x.tile_n / 2 * x.tile_m / groups / 64
 
 

@@ -84,7 +84,7 @@ def test_every_config():
         try:
             check(arguments, blocks, config=config)
         except ValueError as error:
-            assert "too many sums" in str(error)  # noqa: PT017
+            assert "too many accumulators" in str(error)  # noqa: PT017
         else:
             ran += 1
     assert ran > 40

@@ -19,7 +19,7 @@ inline bool is_function_of_sums(const Problem& p) { return !p.epilogue.function.
 
 struct EpilogueLaunch {
   int num_splits = 1;
-  // Whether the kernel itself stores D: not of parts of K, nor what a function makes of it.
+  // Whether the kernel itself stores D: not of splits of K, nor what a function makes of it.
   bool is_direct = true;
   bool starts_early = false;
 
@@ -40,33 +40,33 @@ struct EpilogueLaunch {
   // The problem that the product's own kernel has, which is bare where others come after it.
   Problem product_of(const Problem& p) const {
     if (is_direct) return p;
-    Problem part = p;
-    part.epilogue = {};
-    part.alpha = 1.0;
-    part.beta = 0.0;
-    part.out = SplitSums::dtype(p);
-    return part;
+    Problem partial = p;
+    partial.epilogue = {};
+    partial.alpha = 1.0;
+    partial.beta = 0.0;
+    partial.out = SplitSums::dtype(p);
+    return partial;
   }
 
   // `product(problem, buffers)` launches the kernel: for the problem itself, or for bare products
-  // whose D is in the workspace and holds `num_splits` parts of K, one batch after another.
+  // whose D is in the workspace and holds the partial products of `num_splits` splits of K, one batch after another.
   template <typename Product>
   Status run(const Problem& p, const Buffers& buffers, const Device& device, cudaStream_t stream,
              const Product& product) const {
-    return is_direct ? product(p, buffers) : run_in_parts(p, buffers, device, stream, product);
+    return is_direct ? product(p, buffers) : run_in_splits(p, buffers, device, stream, product);
   }
 
  private:
   template <typename Product>
-  Status run_in_parts(const Problem& p, const Buffers& buffers, const Device& device, cudaStream_t stream,
-                      const Product& product) const {
-    const Problem part = product_of(p);
-    Buffers part_buffers = buffers;
+  Status run_in_splits(const Problem& p, const Buffers& buffers, const Device& device, cudaStream_t stream,
+                       const Product& product) const {
+    const Problem partial = product_of(p);
+    Buffers partial_buffers = buffers;
     for (int set = 0; set < SplitSums::num_sets(p); ++set) {
-      if (set == 1) part_buffers.b = buffers.b_up;
-      part_buffers.d =
-          static_cast<char*>(buffers.workspace) + dtype_bytes(part.out) * set * SplitSums::set_elements(p, num_splits);
-      if (Status s = product(part, part_buffers); !s.is_ok()) return s;
+      if (set == 1) partial_buffers.b = buffers.b_up;
+      partial_buffers.d = static_cast<char*>(buffers.workspace) +
+                          dtype_bytes(partial.out) * set * SplitSums::set_elements(p, num_splits);
+      if (Status s = product(partial, partial_buffers); !s.is_ok()) return s;
     }
     const SplitSums sums{buffers.workspace, num_splits};
     if (!p.epilogue.function.is_none()) return launch_function(p, buffers, sums, device, stream);

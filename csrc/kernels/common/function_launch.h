@@ -11,7 +11,7 @@ namespace tcgemm {
 // What a program has to bring for it.
 KernelSource function_kernel_source(const Problem& problem, const Device& device);
 
-// `sums`: parts of the bare product.
+// `sums`: the split-K partial products of the bare product.
 Status launch_function(const Problem& problem, const Buffers& buffers, const SplitSums& sums, const Device& device,
                        cudaStream_t stream);
 

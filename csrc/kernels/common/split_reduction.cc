@@ -51,11 +51,11 @@ Status launch_split_reduction(const Problem& p, const Buffers& buffers, const Sp
   Kernel* kernel = nullptr;
   if (Status s = reference_to(p, shape).find(device, &kernel); !s.is_ok()) return s;
   const int64_t elements = p.batch * p.m * p.n, num_blocks = ceil_div(elements, shape.elements_per_block());
-  const bool are_parts_aligned = is_aligned(sums.data, 16) && elements * 4 % 16 == 0;
+  const bool are_splits_aligned = is_aligned(sums.data, 16) && elements * 4 % 16 == 0;
   const bool vectors = is_aligned(buffers.d, 16) && is_aligned(buffers.c, 16);
   const auto launch = [&](const auto& epilogue) {
     return launch_early("split reduction kernel", *kernel, num_blocks, split_reduction::kThreads, starts_early, stream,
-                        sums.data, elements, sums.num_splits, are_parts_aligned, epilogue);
+                        sums.data, elements, sums.num_splits, are_splits_aligned, epilogue);
   };
   if (p.out == DType::kS32) {
     return launch(split_reduction::Integers{static_cast<int32_t>(p.alpha), static_cast<int32_t>(p.beta),

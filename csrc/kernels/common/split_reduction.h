@@ -1,4 +1,4 @@
-// The second kernel of split K, for every family: adds the partial products of all parts in order, so that the result
+// The second kernel of split K, for every family: adds the partial products of all splits in order, so that the result
 // does not depend on which block finished first, and has alpha and beta.
 #pragma once
 

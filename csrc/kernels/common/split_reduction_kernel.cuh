@@ -58,7 +58,7 @@ __device__ __forceinline__ void add_splits(Partial (&sums)[kCount], const Partia
   }
 }
 
-// All of D as one row of `elements`, kCount of them a thread. `vectors`: parts start on 16 bytes. Each of kGroups
+// All of D as one row of `elements`, kCount of them a thread. `vectors`: splits start on 16 bytes. Each of kGroups
 // threads adds up every kGroups-th partial product of the same elements, and the groups' sums are added in order: more
 // groups put more blocks to work on a small D.
 template <typename Partial, typename Epilogue, int kGroups, int kCount>

@@ -12,19 +12,19 @@
 
 namespace tcgemm::mma {
 
-// What a lane holds of a 16x8 tile of sums, and the type in which they leave it.
-template <typename Sum>
-struct Sums {
-  using Partial = Sum;
-  using Accumulator = Sum[4];
+// What a lane holds of a 16x8 tile of accumulators, and the type in which they leave it.
+template <typename Acc>
+struct Accumulators {
+  using Partial = Acc;
+  using Accumulator = Acc[4];
 
   // Element `i`: rows g, g, g + 8, g + 8 and columns 2 * (lane % 4) + {0, 1, 0, 1} of the tile.
   static __device__ __forceinline__ Partial element(const Accumulator& accumulator, int i) { return accumulator[i]; }
 };
 
-// Sums stay in f16 until K is exhausted; alpha, beta and split-K then work in f32.
+// Accumulators stay in f16 until K is exhausted; alpha, beta and split-K then work in f32.
 template <>
-struct Sums<__half> {
+struct Accumulators<__half> {
   using Partial = float;
   using Accumulator = uint32_t[2];
 
@@ -38,9 +38,9 @@ struct Sums<__half> {
 template <typename Mma>
 struct WarpMma;
 
-#define TCGEMM_MMA_SYNC_INSTRUCTION(A, B, Sum, function)                                        \
+#define TCGEMM_MMA_SYNC_INSTRUCTION(A, B, Acc, function)                                        \
   template <>                                                                                   \
-  struct WarpMma<tile::Mma<A, B, Sum>> : Sums<Sum> {                                            \
+  struct WarpMma<tile::Mma<A, B, Acc>> : Accumulators<Acc> {                                    \
     static __device__ __forceinline__ void multiply_add(Accumulator& d, const uint32_t (&a)[4], \
                                                         const uint32_t (&b)[2]) {               \
       ptx::function(d, a[0], a[1], a[2], a[3], b[0], b[1]);                                     \

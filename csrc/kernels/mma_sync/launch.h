@@ -21,7 +21,7 @@ struct Call {
   bool has_tma;  // the device's kernels copy by TMA what they can
   const Problem* problem;
   const Buffers* buffers;
-  int num_splits;  // > 1: D is not the sum but so many parts of it along K, one batch after another
+  int num_splits;  // > 1: D is the partial products of so many splits of K, one batch after another
   cudaStream_t stream;
 };
 

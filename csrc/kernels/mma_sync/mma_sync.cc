@@ -203,11 +203,11 @@ class MmaSync final : public Implementation {
     call.stream = static_cast<cudaStream_t>(stream);
     const EpilogueLaunch by = launch_of(p, parsed);
     call.epilogue = kind_of(p, *entry, by);
-    const auto product = [&](const Problem& part, const Buffers& part_buffers) {
+    const auto product = [&](const Problem& partial, const Buffers& partial_buffers) {
       const auto find = [&](const KernelReference& x) { return x.find(device, &call.kernel); };
-      if (Status s = with_kernel_of(part, *entry, call.epilogue, find); !s.is_ok()) return s;
-      call.problem = &part;
-      call.buffers = &part_buffers;
+      if (Status s = with_kernel_of(partial, *entry, call.epilogue, find); !s.is_ok()) return s;
+      call.problem = &partial;
+      call.buffers = &partial_buffers;
       return launch_product(call);
     };
     return by.run(p, buffers, device, call.stream, product);

@@ -141,7 +141,7 @@ struct OperandTile {
     }
   }
 
-  // The whole tile, in pieces of `granularity` bytes. Rolled, to stay small.
+  // The whole tile, in words of `granularity` bytes. Rolled, to stay small.
   static __device__ __forceinline__ void copy_unaligned(Source& source, uint32_t stage_offset, int k_left,
                                                         int granularity) {
 #pragma unroll 1
@@ -262,8 +262,8 @@ struct OperandTile {
     fragments[group + 1][1] = r[3];
   }
 
-  // One chunk of which the first `valid` elements are inside the matrix, in pieces of `granularity`
-  // bytes: a piece is inside or outside as a whole, since the granularity divides the extents.
+  // One chunk of which the first `valid` elements are inside the matrix, in words of `granularity`
+  // bytes: a word is inside or outside as a whole, since the granularity divides the extents.
   static __device__ __forceinline__ void copy_chunk(uint32_t destination, const char* pointer, int valid,
                                                     int granularity) {
     const auto is_valid = [valid](int byte) { return byte / kElementBytes < valid; };

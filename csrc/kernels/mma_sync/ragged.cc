@@ -19,7 +19,7 @@ namespace {
 
 using tile::Major;
 
-// Those whose sums are f32: for each type of tokens and weights one.
+// Those whose accumulators are f32: for each type of tokens and weights one.
 const std::vector<const Instruction*>& grouped_instructions() {
   static const std::vector<const Instruction*> all = [] {
     std::vector<const Instruction*> found;

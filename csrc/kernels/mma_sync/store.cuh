@@ -188,12 +188,12 @@ __device__ __forceinline__ void store_rows_function(const epilogue::FunctionPara
     for (int column = 0; column < Traits::Config::kWarpN; column += 8 * kGroups) {
       const auto n_idx = static_cast<int32_t>(warp_tile.n_idx) + column;
       if (m_idx >= params.m || n_idx >= params.n) continue;
-      epilogue::run_on_eight_rows<F, kGroups>(params, batch, m_idx, n_idx, [&](auto, auto& sums) {
+      epilogue::run_on_eight_rows<F, kGroups>(params, batch, m_idx, n_idx, [&](auto, auto& acc) {
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
           uint32_t words[2];
           ptx::ld_shared_v2_u32(words[0], words[1], staged<Traits>(staging, slot, column + 8 * group + lane % 4 * 2));
-          memcpy(sums[0] + 2 * group, words, sizeof(words));
+          memcpy(acc[0] + 2 * group, words, sizeof(words));
         }
       });
     }

@@ -34,7 +34,7 @@ struct Traits {
   static constexpr int kStagingBytesPerWarp = 16 * kStagingPitch * 4;
 
   static_assert(sizeof(typename Mma::A) == sizeof(typename Mma::B), "a k-step is as many bytes of A as of B");
-  static_assert(Mma::kPromoteEvery == 0, "sums stay in the instruction's registers");
+  static_assert(Mma::kPromoteEvery == 0, "accumulators stay in the instruction's registers");
   static_assert(Config::kThreads / 32 * kStagingBytesPerWarp <= kStagesBytes, "partial sums reuse the stages");
   static_assert(kSteps % 2 == 0, "two fragment buffers alternate within a tile");
 };

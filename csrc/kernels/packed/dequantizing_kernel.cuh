@@ -25,7 +25,7 @@ class DequantizingBlock : public WideBlock<Config, Weight, X, Epilogue> {
   using Base = WideBlock<Config, Weight, X, Epilogue>;
   using Base::barriers_, Base::begin_, Base::end_, Base::lane_, Base::params_, Base::warp_;
   using Base::has_tile, Base::release, Base::stage_address, Base::table, Base::tile, Base::weight_tile;
-  using Base::kBlocks, Base::kConsumerWarps, Base::kCount, Base::kGeometry, Base::kGroups, Base::kPieces, Base::kRowK,
+  using Base::kBlocks, Base::kConsumerWarps, Base::kCount, Base::kGeometry, Base::kGroups, Base::kChunks, Base::kRowK,
       Base::kStageK, Base::kStages, Base::kTile;
   using typename Base::Scale;
   static constexpr int kSteps = 2;  // instructions for a block of K
@@ -137,13 +137,13 @@ class DequantizingBlock : public WideBlock<Config, Weight, X, Epilogue> {
   // The fragments of 32 of a stage's K.
   __device__ __forceinline__ void dequantize(uint32_t stage, int block, const Columns& whole,
                                              Fragments& fragments) const {
-    const uint32_t values = stage + kGeometry.values_offset() + tile() * (kPieces * kPieceBytes) + lane_ * 16;
+    const uint32_t values = stage + kGeometry.values_offset() + tile() * (kChunks * kChunkBytes) + lane_ * 16;
     uint32_t words[4];
-    if constexpr (kPieces == kBlocks) {
-      const uint4 integers = ptx::ld_shared_v4_u32(values + block * kPieceBytes);  // mutant: pieces_exchanged
+    if constexpr (kChunks == kBlocks) {
+      const uint4 integers = ptx::ld_shared_v4_u32(values + block * kChunkBytes);  // mutant: chunks_exchanged
       memcpy(words, &integers, sizeof(words));
     } else {
-      ptx::ld_shared_v2_u32(words[0], words[1], values + block * 8);  // mutant: halves_of_a_piece_exchanged
+      ptx::ld_shared_v2_u32(words[0], words[1], values + block * 8);  // mutant: halves_of_a_chunk_exchanged
     }
     const Columns columns = Weight::kGroup == 0 ? whole : columns_of(stage, block);
 #pragma unroll

@@ -8,7 +8,7 @@
 namespace tcgemm::packed {
 
 inline constexpr int kTile = 16;         // columns: rows of the instruction's A
-inline constexpr int kPieceBytes = 512;  // what a warp loads at once: 16 bytes a lane
+inline constexpr int kChunkBytes = 512;  // what a warp loads at once: 16 bytes a lane
 inline constexpr int kBlockK = 32;       // rows of the weight of which a lane has eight neighbours
 inline constexpr int kUnitBytes = 16;    // what a thread of order_kernel.cuh writes
 inline constexpr int kOrderThreads = 256, kWeightThreads = 256;
@@ -60,12 +60,12 @@ struct Geometry {
   Tile tile;
   Format format;
 
-  constexpr int piece_k() const { return format.bits == 4 ? 64 : 32; }
-  constexpr int pieces_per_warp() const { return kWarpK / piece_k(); }
+  constexpr int chunk_k() const { return format.bits == 4 ? 64 : 32; }
+  constexpr int chunks_per_warp() const { return kWarpK / chunk_k(); }
   constexpr int groups_per_stage() const { return format.group == 0 ? 0 : tile.stage_k() / format.group; }
 
-  // A stage: values [tile][warp k][piece], x [block of 32][row][32], scales [tile][group], zero points the same.
-  constexpr int values_bytes() const { return tile.tiles() * tile.warps_k * pieces_per_warp() * kPieceBytes; }
+  // A stage: values [tile][warp k][chunk], x [block of 32][row][32], scales [tile][group], zero points the same.
+  constexpr int values_bytes() const { return tile.tiles() * tile.warps_k * chunks_per_warp() * kChunkBytes; }
   constexpr int x_bytes() const { return tile.rows() * tile.stage_k() * 2; }
   constexpr int scales_bytes() const { return tile.tiles() * groups_per_stage() * kTile * format.scale_bytes; }
   constexpr int zeros_bytes() const { return format.zero_points ? tile.tiles() * groups_per_stage() * kTile * 2 : 0; }
@@ -132,14 +132,14 @@ struct WideGeometry {
   int x_size;  // bytes of an element of x
 
   // A stage: x [128 bytes of k][row][128 bytes] and, where it is dequantized, the weight [column][128 bytes], both
-  // swizzled, values [tile][piece], scales [tile][group], zero points the same. Of groups larger than a stage it has
+  // swizzled, values [tile][chunk], scales [tile][group], zero points the same. Of groups larger than a stage it has
   // one.
   static constexpr int kSwizzleBytes = 1024;
-  constexpr int pieces_per_stage() const { return tile.stage_k() / (format.bits == 4 ? 64 : 32); }
+  constexpr int chunks_per_stage() const { return tile.stage_k() / (format.bits == 4 ? 64 : 32); }
   constexpr int groups_per_stage() const { return format.group == 0 ? 0 : larger(tile.stage_k() / format.group, 1); }
   constexpr int x_bytes() const { return tile.rows() * tile.stage_k() * x_size; }
   constexpr int values_offset() const { return x_bytes(); }
-  constexpr int values_bytes() const { return tile.tiles() * pieces_per_stage() * kPieceBytes; }
+  constexpr int values_bytes() const { return tile.tiles() * chunks_per_stage() * kChunkBytes; }
   constexpr int scales_offset() const { return values_offset() + values_bytes(); }
   constexpr int scales_bytes() const { return tile.tiles() * groups_per_stage() * kTile * format.scale_bytes; }
   constexpr int zeros_offset() const { return scales_offset() + scales_bytes(); }

@@ -7,20 +7,20 @@
 // integers, and its numbers of X, are 16 neighbouring bytes each (problem/packed_weight.py).
 //
 // A block has `columns` columns and 8 * kTokenBlocks rows of X. Each of its warps has 32 of the columns, and of every
-// stage 128 rows of the weight; stages come by cp.async, a lane's own integers to where it reads them itself. Sums of
-// a group are kept apart, and are multiplied by its scale in float32. At the end the sums of warps with the same
-// columns are added up in order, through shared memory, and then those of the cluster's blocks, which st.async sends to
-// the one that stores them.
+// stage 128 rows of the weight; stages come by cp.async, a lane's own integers to where it reads them itself.
+// Accumulators of a group are kept apart, and are multiplied by its scale in float32. At the end the accumulators of
+// warps with the same columns are added up in order, through shared memory, and then those of the cluster's blocks,
+// which st.async sends to the one that stores them.
 //
-// Shared memory: geometry.h. Barrier: 1 (the receiver's expect_tx) + the bytes of the other blocks' sums.
+// Shared memory: geometry.h. Barrier: 1 (the receiver's expect_tx) + the bytes of the other CTAs' accumulators.
 // Limits: rows of X must begin on 16 bytes, so that k is a multiple of 8.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/packed/fragments.cuh"
 #include "kernels/packed/geometry.h"
 #include "kernels/packed/params.cuh"
-#include "kernels/packed/pieces.cuh"
 #include "kernels/packed/sums.cuh"
 #include "kernels/packed/work.cuh"
 #include "ptx/cluster.cuh"
@@ -59,7 +59,7 @@ class Block {
   static constexpr Geometry kGeometry{kTile, Weight::kFormat};
   static constexpr int kTiles = Tile::kTilesPerWarp, kTokenBlocks = kTile.token_blocks;
   static constexpr int kThreads = kTile.threads(), kStages = kGeometry.stages();
-  static constexpr int kPieces = kGeometry.pieces_per_warp();
+  static constexpr int kChunks = kGeometry.chunks_per_warp();
   static constexpr int kGroups = kGeometry.groups_per_stage();
   static constexpr int kXOffset = kGeometry.values_bytes(), kScalesOffset = kXOffset + kGeometry.x_bytes();
   static constexpr int kZerosOffset = kScalesOffset + kGeometry.scales_bytes();
@@ -77,8 +77,8 @@ class Block {
         warp_k_(threadIdx.x / 32 / kTile.warps_n()),
         work_(work) {
     first_tile_ = work.first_tile + work.column_block * kSetTiles;
-    const int64_t first_piece = static_cast<int64_t>(weight_tile(tile_of(0))) * params.pieces + warp_k_ * kPieces;
-    values_ = params.values + first_piece * kPieceBytes + lane_ * 16;
+    const int64_t first_chunk = static_cast<int64_t>(weight_tile(tile_of(0))) * params.chunks + warp_k_ * kChunks;
+    values_ = params.values + first_chunk * kChunkBytes + lane_ * 16;
   }
 
   __device__ __forceinline__ void run() {
@@ -117,19 +117,19 @@ class Block {
         if (!has_tile(tile_of(t))) continue;
 #pragma unroll
         // mutant: column_scales_of_the_next_tile
-        for (auto& sums : sums_[t]) scale_accumulators(sums, params_.column_scales, weight_tile(tile_of(t)));
+        for (auto& acc : acc_[t]) scale_accumulators(acc, params_.column_scales, weight_tile(tile_of(t)));
       }
     }
-    __syncthreads();  // mutant: stages_overwritten_by_sums
+    __syncthreads();  // mutant: stages_overwritten_by_accumulators
     // From here on others may write where our stages were, and add to our barrier.
     if constexpr (kTile.cluster > 1) ptx::cluster_arrive_relaxed();
     const BlockSums<Config, Epilogue> sums(shared_);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (int j = 0; j < kTokenBlocks; ++j) sums.put(warp_k_, tile_of(t), j, sums_[t][j]);
+      for (int j = 0; j < kTokenBlocks; ++j) sums.put(warp_k_, tile_of(t), j, acc_[t][j]);
     }
-    __syncthreads();  // mutant: sums_not_awaited
+    __syncthreads();  // mutant: accumulators_not_awaited
     if constexpr (kTile.cluster > 1) {
       ptx::cluster_wait();  // mutant: blocks_not_begun
       sums.send(barrier);
@@ -162,29 +162,29 @@ class Block {
       load_values(stage, to);
       load_x(stage, to + kXOffset);
       if constexpr (kGroups > 0) {
-        load_factors(params_.scales, kTile16 * sizeof(Scale), stage, to + kScalesOffset);
-        if constexpr (Weight::kZeroPoints) load_factors(params_.zero_points, kTile16 * 2, stage, to + kZerosOffset);
+        load_per_group(params_.scales, kTile16 * sizeof(Scale), stage, to + kScalesOffset);
+        if constexpr (Weight::kZeroPoints) load_per_group(params_.zero_points, kTile16 * 2, stage, to + kZerosOffset);
       }
     }
     ptx::cp_async_commit_group();
   }
 
-  __device__ __forceinline__ uint32_t values_address(uint32_t stage, int t, int piece) const {
-    return stage + ((tile_of(t) * kTile.warps_k + warp_k_) * kPieces + piece) * kPieceBytes + lane_ * 16;
+  __device__ __forceinline__ uint32_t values_address(uint32_t stage, int t, int chunk) const {
+    return stage + ((tile_of(t) * kTile.warps_k + warp_k_) * kChunks + chunk) * kChunkBytes + lane_ * 16;
   }
 
   __device__ __forceinline__ void load_values(int32_t stage, uint32_t to) {
-    constexpr int kStagePieces = kTile.warps_k * kPieces;
-    const uint8_t* from = values_ + static_cast<int64_t>(stage) * (kStagePieces * kPieceBytes);
-    const int32_t num_left = params_.pieces - (stage * kStagePieces + warp_k_ * kPieces);
+    constexpr int kStageChunks = kTile.warps_k * kChunks;
+    const uint8_t* from = values_ + static_cast<int64_t>(stage) * (kStageChunks * kChunkBytes);
+    const int32_t num_left = params_.chunks - (stage * kStageChunks + warp_k_ * kChunks);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       const bool is_tile = has_tile(tile_of(t));
 #pragma unroll
-      for (int piece = 0; piece < kPieces; ++piece) {
-        ptx::cp_async_16(values_address(to, t, piece), from + piece * kPieceBytes, is_tile && piece < num_left);
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        ptx::cp_async_16(values_address(to, t, chunk), from + chunk * kChunkBytes, is_tile && chunk < num_left);
       }
-      from += static_cast<int64_t>(params_.pieces) * kPieceBytes;
+      from += static_cast<int64_t>(params_.chunks) * kChunkBytes;
     }
   }
 
@@ -205,30 +205,29 @@ class Block {
   }
 
   // [tile][group]: kBytes each.
-  __device__ __forceinline__ void load_factors(const uint8_t* factors, int bytes, int32_t stage, uint32_t to) {
+  __device__ __forceinline__ void load_per_group(const uint8_t* values, int bytes, int32_t stage, uint32_t to) {
     const int per_group = bytes / 16, units = kTile.tiles() * kGroups * per_group;
 #pragma unroll 1
     for (int unit = thread_; unit < units; unit += kThreads) {
       const int tile_idx = unit / (kGroups * per_group), rest = unit - tile_idx * kGroups * per_group;
       const int32_t group = stage * kGroups + rest / per_group;
-      const uint8_t* from = factors +
-                            (static_cast<int64_t>(weight_tile(tile_idx)) * params_.groups + stage * kGroups) * bytes +
-                            rest * 16;
+      const uint8_t* from =
+          values + (static_cast<int64_t>(weight_tile(tile_idx)) * params_.groups + stage * kGroups) * bytes + rest * 16;
       ptx::cp_async_16(to + unit * 16, from, has_tile(tile_idx) && group < params_.groups);
     }
   }
 
   __device__ __forceinline__ void multiply_stage(int slot) {
     const uint32_t stage = stage_address(slot);
-    constexpr int kBlocksPerPiece = kWarpK / kPieces / kBlockK;
+    constexpr int kBlocksPerChunk = kWarpK / kChunks / kBlockK;
 #pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) {
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
       uint4 integers[kTiles];
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) integers[t] = ptx::ld_shared_v4_u32(values_address(stage, t, piece));
+      for (int t = 0; t < kTiles; ++t) integers[t] = ptx::ld_shared_v4_u32(values_address(stage, t, chunk));
 #pragma unroll
-      for (int i = 0; i < kBlocksPerPiece; ++i) {
-        const int block = piece * kBlocksPerPiece + i;  // of the warp's four in the stage
+      for (int i = 0; i < kBlocksPerChunk; ++i) {
+        const int block = chunk * kBlocksPerChunk + i;  // of the warp's four in the stage
         uint4 x[kTokenBlocks];
 #pragma unroll
         for (int j = 0; j < kTokenBlocks; ++j) {
@@ -253,10 +252,10 @@ class Block {
 #pragma unroll
             for (int j = 0; j < kTokenBlocks; ++j) {
               const uint32_t b[4] = {x[j].x, x[j].y, x[j].z, x[j].w};
-              multiply<X>(group_sums(t)[j], a, b[2 * step], b[2 * step + 1]);
+              multiply<X>(group_acc(t)[j], a, b[2 * step], b[2 * step + 1]);
             }
           }
-          if (kHasParts && (block + 1) * kBlockK % group_size() == 0) end_group(stage, block, t);
+          if (kHasGroupAcc && (block + 1) * kBlockK % group_size() == 0) end_group(stage, block, t);
         }
       }
     }
@@ -265,7 +264,7 @@ class Block {
   // Of 16 rows no instruction has one group alone: fragments are multiplied by scales. Of larger groups accumulators
   // are.
   static constexpr bool kScalesFragments = Weight::kGroup == 16;
-  static constexpr bool kHasParts = Weight::kGroup > 0 && !kScalesFragments;
+  static constexpr bool kHasGroupAcc = Weight::kGroup > 0 && !kScalesFragments;
 
   // Not 0, so that nothing is divided by it where it is not meant.
   static constexpr __device__ int group_size() { return Weight::kGroup > 0 ? Weight::kGroup : kWarpK; }
@@ -273,11 +272,11 @@ class Block {
   // Groups of a block of rows begin and end with a tile, so that tiles share registers.
   static constexpr int kOpenGroups = Weight::kGroup <= kBlockK ? 1 : kTiles;
 
-  __device__ __forceinline__ float (&group_sums(int t)) [kTokenBlocks][4] {
-    if constexpr (kHasParts) {
-      return part_[t % kOpenGroups];
+  __device__ __forceinline__ float (&group_acc(int t)) [kTokenBlocks][4] {
+    if constexpr (kHasGroupAcc) {
+      return group_acc_[t % kOpenGroups];
     } else {
-      return sums_[t];
+      return acc_[t];
     }
   }
 
@@ -296,9 +295,9 @@ class Block {
 
   __device__ __forceinline__ void begin_group(uint32_t stage, int block, int t) {
 #pragma unroll
-    for (int j = 0; kHasParts && j < kTokenBlocks; ++j) {
+    for (int j = 0; kHasGroupAcc && j < kTokenBlocks; ++j) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) group_sums(t)[j][i] = 0.0f;
+      for (int i = 0; i < 4; ++i) group_acc(t)[j][i] = 0.0f;
     }
     if constexpr (Weight::kZeroPoints) {
       // mutant: zeros_of_the_other_column
@@ -313,7 +312,7 @@ class Block {
 #pragma unroll
     for (int j = 0; j < kTokenBlocks; ++j) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sums_[t][j][i] += (i < 2 ? scales.x : scales.y) * group_sums(t)[j][i];
+      for (int i = 0; i < 4; ++i) acc_[t][j][i] += (i < 2 ? scales.x : scales.y) * group_acc(t)[j][i];
     }
   }
 
@@ -338,7 +337,7 @@ class Block {
 #pragma unroll
       for (int j = 0; j < kTokenBlocks; ++j) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums_[t][j][i] *= float_of(scales[lane_ / 4 * 2 + i / 2]);
+        for (int i = 0; i < 4; ++i) acc_[t][j][i] *= float_of(scales[lane_ / 4 * 2 + i / 2]);
       }
     }
   }
@@ -352,8 +351,8 @@ class Block {
   const Work work_;
   int32_t first_tile_;
   const uint8_t* values_;  // of this lane in the warp's first tile
-  float sums_[kTiles][kTokenBlocks][4] = {};
-  float part_[kOpenGroups][kTokenBlocks][4];  // of groups
+  float acc_[kTiles][kTokenBlocks][4] = {};
+  float group_acc_[kOpenGroups][kTokenBlocks][4];  // of groups
   // Subtrahends of columns g and g + 8; of all tiles the same where there are no zero points.
   uint32_t zeros_[kTiles][2] = {
       {subtrahend<X, Weight::kBits>(Weight::kZero), subtrahend<X, Weight::kBits>(Weight::kZero)}};

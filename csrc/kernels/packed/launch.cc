@@ -31,7 +31,7 @@ Params params_of(const PackedProblem& p, const PackedBuffers& buffers, int colum
   params.k = static_cast<int32_t>(p.k);
   params.tiles = static_cast<int32_t>(p.epilogue.gated ? p.tiles() / 2 : p.tiles());
   params.weight_tiles = static_cast<int32_t>(p.tiles());
-  params.pieces = static_cast<int32_t>(p.pieces());
+  params.chunks = static_cast<int32_t>(p.chunks());
   params.groups = static_cast<int32_t>(p.groups());
   params.row_blocks = static_cast<int32_t>(ceil_div(p.m, rows));
   params.column_blocks = static_cast<int32_t>(ceil_div(p.n, columns));
@@ -71,13 +71,13 @@ Status launch_weight(const PackedProblem& p, const PackedBuffers& buffers, const
                             buffers.column_scales,
                             buffers.table,
                             buffers.d,
-                            p.tiles() * p.pieces(),
+                            p.tiles() * p.chunks(),
                             static_cast<int32_t>(p.k),
-                            static_cast<int32_t>(p.pieces()),
+                            static_cast<int32_t>(p.chunks()),
                             static_cast<int32_t>(p.groups()),
                             static_cast<int32_t>(p.group_size),
                             static_cast<float>(p.zero)};
-  return launch_blocks("kernel of packed weights", kernel, ceil_div(params.num_pieces, kWeightThreads / 32),
+  return launch_blocks("kernel of packed weights", kernel, ceil_div(params.num_chunks, kWeightThreads / 32),
                        kWeightThreads, 0, stream, params);
 }
 

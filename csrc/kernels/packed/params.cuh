@@ -19,7 +19,7 @@ struct Params {
   const float* table;
   void* d;
   int32_t m, n, k;
-  int32_t tiles, pieces, groups;                  // of a weight; tiles of each half of a gated one
+  int32_t tiles, chunks, groups;                  // of a weight; tiles of each half of a gated one
   int32_t weight_tiles;                           // of a weight, both halves of a gated one
   int32_t row_blocks, column_blocks, num_stages;  // row_blocks: not of experts
   Groups experts;
@@ -39,8 +39,8 @@ struct WeightParams {
   const float* column_scales;  // null: none
   const float* table;          // null: there is none
   void* d;
-  int64_t num_pieces;  // of all tiles
-  int32_t k, pieces, groups, group_size;
+  int64_t num_chunks;  // of all tiles
+  int32_t k, chunks, groups, group_size;
   float zero;
 };
 

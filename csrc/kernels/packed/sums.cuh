@@ -62,7 +62,7 @@ class BlockSums {
 
   __device__ __forceinline__ explicit BlockSums(uint32_t shared) : shared_(shared), thread_(threadIdx.x) {}
 
-  // Brings to L2 what a function will read, by some threads, long before its sums are known.
+  // Brings to L2 what a function will read, by some threads, long before its accumulators are complete.
   static __device__ __forceinline__ void prefetch(const Epilogue& epilogue, const Work& work, int thread, int threads) {
     if constexpr (!std::is_same_v<Epilogue, Bare>) {
       if (Config::kGrouped && work.is_of_none()) return;
@@ -195,7 +195,7 @@ class BlockSums {
       const int32_t n_idx = first_column(work) + column;
       if (m_idx >= batch.m_end || n_idx >= params.n) continue;
       epilogue::run_on_eight_rows<typename Epilogue::Code, kGroups, !kHasFewRows>(
-          params, batch, m_idx, n_idx, [&](auto, auto& sums) {
+          params, batch, m_idx, n_idx, [&](auto, auto& acc) {
             const int own_row = row + lane / 4;
             float scale = 1;
             // mutant: scales_before_the_function
@@ -207,8 +207,8 @@ class BlockSums {
                 float pair[2];
                 // mutant: sums_of_another_pair
                 add_all(own_row, set * kColumns + column + 8 * group + lane % 4 * 2, pair);
-                sums[set][2 * group] = pair[0] * scale;
-                sums[set][2 * group + 1] = pair[1] * scale;
+                acc[set][2 * group] = pair[0] * scale;
+                acc[set][2 * group + 1] = pair[1] * scale;
               }
             }
           });

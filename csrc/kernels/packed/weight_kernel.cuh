@@ -1,12 +1,12 @@
 // The weight of a packed problem as an array of n rows of k: what products with many rows multiply. Bound by memory: a
-// warp has a piece, of which each lane has eight neighbours of k of two columns at a time, which it stores as 16 bytes.
+// warp has a chunk, of which each lane has eight neighbours of k of two columns at a time, which it stores as 16 bytes.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/packed/fragments.cuh"
 #include "kernels/packed/geometry.h"
 #include "kernels/packed/params.cuh"
-#include "kernels/packed/pieces.cuh"
 #include "ptx/global_memory.cuh"
 #include "tile/numeric.cuh"
 #include "tile/store_vectors.cuh"
@@ -17,23 +17,23 @@ template <int kBits, int kCode, typename X, typename Scale>
 __global__ void __launch_bounds__(kWeightThreads) write_weight(const __grid_constant__ WeightParams params) {
   constexpr PackedCode kOwnCode{kCode};
   constexpr bool kTable = kOwnCode == PackedCode::kTable;
-  constexpr int kPieceK = kBits == 4 ? 64 : 32;
-  const int64_t piece = (int64_t{blockIdx.x} * kWeightThreads + threadIdx.x) / 32;
-  if (piece >= params.num_pieces) return;
+  constexpr int kChunkK = kBits == 4 ? 64 : 32;
+  const int64_t chunk = (int64_t{blockIdx.x} * kWeightThreads + threadIdx.x) / 32;
+  if (chunk >= params.num_chunks) return;
   const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-  const int64_t tile = piece / params.pieces;
-  const int32_t first_k = static_cast<int32_t>(piece - tile * params.pieces) * kPieceK;
+  const int64_t tile = chunk / params.chunks;
+  const int32_t first_k = static_cast<int32_t>(chunk - tile * params.chunks) * kChunkK;
   uint32_t words[4];
-  ptx::ld_global_v4_u32(words, params.values + piece * kPieceBytes + lane * 16);
+  ptx::ld_global_v4_u32(words, params.values + chunk * kChunkBytes + lane * 16);
 #pragma unroll
-  for (int block = 0; block < kPieceK / kBlockK; ++block) {
+  for (int block = 0; block < kChunkK / kBlockK; ++block) {
     const int32_t k = first_k + block * kBlockK + c * 8;
     if (k >= params.k) continue;
-    const int64_t factors = (tile * params.groups + k / params.group_size) * kTile + g * 2;
+    const int64_t scale_idx = (tile * params.groups + k / params.group_size) * kTile + g * 2;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float scale = float_of(static_cast<const Scale*>(params.scales)[factors + r]);
-      const float zero = params.zero_points != nullptr ? params.zero_points[factors + r] : params.zero;
+      const float scale = float_of(static_cast<const Scale*>(params.scales)[scale_idx + r]);
+      const float zero = params.zero_points != nullptr ? params.zero_points[scale_idx + r] : params.zero;
       float numbers[8];
       const float column_scale = params.column_scales == nullptr ? 1 : params.column_scales[tile * kTile + g * 2 + r];
 #pragma unroll

@@ -8,7 +8,7 @@
 // which order_kernel.cuh has copied X.
 //
 // Warps 0 to 3 of each 64 columns are a consumer warpgroup. The last four warps are producers, of which one thread
-// brings all by TMA: zeros come for what lies outside of x, of the weight's tiles, pieces and groups, so that every
+// brings all by TMA: zeros come for what lies outside of x, of the weight's tiles, chunks and groups, so that every
 // stage is multiplied in full.
 //
 // Barriers (arrivals that complete a phase):
@@ -19,8 +19,8 @@
 
 #include <cstdint>
 
+#include "kernels/packed/fragments.cuh"
 #include "kernels/packed/geometry.h"
-#include "kernels/packed/pieces.cuh"
 #include "kernels/packed/sums.cuh"
 #include "kernels/packed/wide_params.cuh"
 #include "kernels/packed/work.cuh"
@@ -63,7 +63,7 @@ class WideBlock {
   static constexpr int kStages = kGeometry.stages();
   static constexpr int kConsumerWarps = kTile.consumer_threads() / 32;
   static constexpr int kStageK = kTile.stage_k();
-  static constexpr int kPieces = kGeometry.pieces_per_stage(), kGroups = kGeometry.groups_per_stage();
+  static constexpr int kChunks = kGeometry.chunks_per_stage(), kGroups = kGeometry.groups_per_stage();
   static constexpr int kBlocks = kStageK / kBlockK;
   // Of x, rows of 128 bytes, of which a stage has two halves or one.
   static constexpr int kRowBytes = 128, kRowK = kRowBytes / sizeof(X), kHalfBytes = kTile.rows() * kRowBytes;
@@ -199,13 +199,13 @@ class WideBlock {
 
   // Stores the results, once this thread has multiplied all stages.
   __device__ __forceinline__ void finish(const float (&accumulators)[kCount]) const {
-    sync_consumers();  // mutant: stages_overwritten_by_sums
+    sync_consumers();  // mutant: stages_overwritten_by_accumulators
     // From here on others may write where our stages were, and add to our barrier.
     if constexpr (kTile.cluster > 1) ptx::cluster_arrive_relaxed();
     const BlockSums<Config, Epilogue> sums(shared_);
 #pragma unroll
     for (int j = 0; j < kTile.rows() / 8; ++j) sums.put(0, tile(), j, accumulators + 4 * j);
-    sync_consumers();  // mutant: sums_not_awaited
+    sync_consumers();  // mutant: accumulators_not_awaited
     if constexpr (kTile.cluster > 1) {
       ptx::cluster_wait();  // mutant: blocks_not_begun
       sums.send(barriers_.accumulators());
@@ -255,7 +255,7 @@ class WideBlock {
   __device__ __forceinline__ void load_weight(uint32_t to, uint32_t barrier, int32_t stage, int tile) const {
     const int32_t first = weight_tile(tile);
     ptx::tma_load_4d(to + kGeometry.values_offset() + tile * (kGeometry.values_bytes() / kTile.tiles()), &maps_.values,
-                     barrier, 0, stage * kPieces, first, 0);
+                     barrier, 0, stage * kChunks, first, 0);
     if constexpr (kGroups > 0) {
       const int32_t group = stage * kStageK / Weight::kGroup;  // mutant: group_of_another_stage
       ptx::tma_load_4d(to + kGeometry.scales_offset() + tile * (kGeometry.scales_bytes() / kTile.tiles()),

@@ -26,13 +26,13 @@ class RegisterBlock : public WideBlock<Config, Weight, X, Epilogue> {
   using Base::barriers_, Base::begin_, Base::end_, Base::lane_, Base::params_, Base::warp_;
   using Base::has_tile, Base::release, Base::stage_address, Base::table, Base::tile, Base::weight_tile;
   using Base::kBlocks, Base::kConsumerWarps, Base::kCount, Base::kGeometry, Base::kGroups, Base::kHalfBytes,
-      Base::kPieces, Base::kRowK, Base::kStages, Base::kTile;
+      Base::kChunks, Base::kRowK, Base::kStages, Base::kTile;
   using typename Base::Scale;
   static constexpr int kSteps = kBlockK * sizeof(X) / 32;  // instructions for a block of K
   // Whether accumulators of a group, or of a stage, are apart, of how much of K, and how many units what is multiplied
   // is.
-  static constexpr bool kHasParts = Weight::kGroup > 0 || kIsFloat8<X>;
-  static constexpr int kPartK = Weight::kGroup > 0 ? Weight::kGroup : Base::kStageK;
+  static constexpr bool kHasGroupAcc = Weight::kGroup > 0 || kIsFloat8<X>;
+  static constexpr int kGroupK = Weight::kGroup > 0 ? Weight::kGroup : Base::kStageK;
   static constexpr float kUnit = kIsFloat8<X> ? 1 / kFloat8Unit : 1;
 
  public:
@@ -47,8 +47,8 @@ class RegisterBlock : public WideBlock<Config, Weight, X, Epilogue> {
     } else {
       ptx::setmaxnreg_inc<kGeometry.consumer_registers(), kGeometry.blocks_per_sm()>();
       consume();
-      Base::scale_columns(sums_);
-      Base::finish(sums_);
+      Base::scale_columns(acc_);
+      Base::finish(acc_);
     }
   }
 
@@ -61,7 +61,7 @@ class RegisterBlock : public WideBlock<Config, Weight, X, Epilogue> {
       subtrahends<Weight, X>(has_tile(tile()) ? zeros[place] : 0, zeros_);
     }
 #pragma unroll
-    for (float& sum : sums_) sum = 0.0f;
+    for (float& x : acc_) x = 0.0f;
     PipelineState state{kStages};
 #pragma unroll 1
     for (int32_t stage = begin_; stage < end_; ++stage, state.advance()) {
@@ -74,18 +74,18 @@ class RegisterBlock : public WideBlock<Config, Weight, X, Epilogue> {
 
   // Returns when all is multiplied: ptxas serialises instructions on registers that are filled in the loop's next turn.
   __device__ __forceinline__ void multiply_stage(uint32_t stage) {
-    constexpr int kBlocksPerPiece = kBlocks / kPieces;
+    constexpr int kBlocksPerChunk = kBlocks / kChunks;
     const uint64_t x = ptx::swizzle_128b_descriptor(stage, 0, 1024);
-    const uint32_t values = stage + kGeometry.values_offset() + tile() * (kPieces * kPieceBytes) + lane_ * 16;
+    const uint32_t values = stage + kGeometry.values_offset() + tile() * (kChunks * kChunkBytes) + lane_ * 16;
 #pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) {
-      const uint4 integers = ptx::ld_shared_v4_u32(values + piece * kPieceBytes);
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const uint4 integers = ptx::ld_shared_v4_u32(values + chunk * kChunkBytes);
       const uint32_t words[4] = {integers.x, integers.y, integers.z, integers.w};
 #pragma unroll
-      for (int i = 0; i < kBlocksPerPiece; ++i) {
-        const int block = piece * kBlocksPerPiece + i;  // of the stage's four
-        const bool begins = kHasParts && block * kBlockK % kPartK == 0;
-        const bool ends = kHasParts && (block + 1) * kBlockK % kPartK == 0;
+      for (int i = 0; i < kBlocksPerChunk; ++i) {
+        const int block = chunk * kBlocksPerChunk + i;  // of the stage's four
+        const bool begins = kHasGroupAcc && block * kBlockK % kGroupK == 0;
+        const bool ends = kHasGroupAcc && (block + 1) * kBlockK % kGroupK == 0;
         if (Weight::kZeroPoints && Weight::kGroup > 0 && begins) {
           // mutant: zeros_of_the_next_column
           const uint32_t zeros = stage + kGeometry.zeros_offset() + group_place(block) * 32 + lane_ / 4 * 4;
@@ -100,38 +100,38 @@ class RegisterBlock : public WideBlock<Config, Weight, X, Epilogue> {
         // mutant: halves_of_k_exchanged, blocks_of_k_exchanged, blocks_of_k_of_8_bits
         const uint64_t x_block =
             x + ((first_k / kRowK * kHalfBytes + first_k % kRowK * static_cast<int>(sizeof(X))) >> 4);
-        ptx::wgmma_fence_operand(open_sums());
+        ptx::wgmma_fence_operand(open_acc());
         ptx::wgmma_fence();  // mutant: registers_not_fenced
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
           // mutant: steps_exchanged, group_not_begun
-          ptx::wgmma_m64k32b<X, X>(open_sums(), fragments[step], x_block + step * (32 >> 4), !begins || step != 0);
+          ptx::wgmma_m64k32b<X, X>(open_acc(), fragments[step], x_block + step * (32 >> 4), !begins || step != 0);
         }
         ptx::wgmma_commit_group();
-        ptx::wgmma_fence_operand(open_sums());
+        ptx::wgmma_fence_operand(open_acc());
         if (ends) {
           end_group(stage, block);
         } else if (block < kBlocks - 1) {
           ptx::wgmma_wait_group<1>();
         } else {
           ptx::wgmma_wait_group<0>();
-          ptx::wgmma_fence_operand(open_sums());
+          ptx::wgmma_fence_operand(open_acc());
         }
       }
     }
   }
 
-  __device__ __forceinline__ float (&open_sums()) [kCount] {
-    if constexpr (kHasParts) {
-      return part_;
+  __device__ __forceinline__ float (&open_acc()) [kCount] {
+    if constexpr (kHasGroupAcc) {
+      return group_acc_;
     } else {
-      return sums_;
+      return acc_;
     }
   }
 
   // Where a group of this warp's columns lies among those of the stage.
   __device__ __forceinline__ int group_place(int block) const {
-    return tile() * kGroups + block * kBlockK / kPartK;
+    return tile() * kGroups + block * kBlockK / kGroupK;
   }
 
   __device__ __forceinline__ void end_group(uint32_t stage, int block) {
@@ -143,10 +143,10 @@ class RegisterBlock : public WideBlock<Config, Weight, X, Epilogue> {
       scales = make_float2(kUnit * scales.x, kUnit * scales.y);  // mutant: units_forgotten
     }
     ptx::wgmma_wait_group<0>();  // mutant: groups_not_awaited
-    ptx::wgmma_fence_operand(part_);
+    ptx::wgmma_fence_operand(group_acc_);
 #pragma unroll
     // mutant: scales_of_columns_exchanged
-    for (int i = 0; i < kCount; ++i) sums_[i] += (i % 4 < 2 ? scales.x : scales.y) * part_[i];
+    for (int i = 0; i < kCount; ++i) acc_[i] += (i % 4 < 2 ? scales.x : scales.y) * group_acc_[i];
   }
 
   __device__ __forceinline__ void scale_columns() {
@@ -156,12 +156,12 @@ class RegisterBlock : public WideBlock<Config, Weight, X, Epilogue> {
     const auto* both = reinterpret_cast<const Scale*>(params_.scales) + place;
     const float scales[2] = {kUnit * float_of(both[0]), kUnit * float_of(both[1])};
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) sums_[i] *= scales[i % 4 / 2];
+    for (int i = 0; i < kCount; ++i) acc_[i] *= scales[i % 4 / 2];
   }
 
   // What a thread has of 16 columns: of 8 rows the four accumulators of an instruction's D.
-  float sums_[kCount];
-  float part_[kCount];  // of a group, or of a stage
+  float acc_[kCount];
+  float group_acc_[kCount];  // of a group, or of a stage
   // Subtrahends of columns g and g + 8.
   uint32_t zeros_[2] = {subtrahend<X, Weight::kBits>(Weight::kZero), subtrahend<X, Weight::kBits>(Weight::kZero)};
 };

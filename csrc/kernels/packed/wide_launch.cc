@@ -40,8 +40,8 @@ Status encode_maps(const WideCall& call, WideParams* params) {
     return s;
   }
   const int tiles = tile.tiles() / (p.epilogue.gated ? 2 : 1), groups = geometry.groups_per_stage();
-  if (Status s = encode_weight_map(&params->values, p, call.buffers.values, p.pieces(), kPieceBytes,
-                                   geometry.pieces_per_stage(), tiles);
+  if (Status s = encode_weight_map(&params->values, p, call.buffers.values, p.chunks(), kChunkBytes,
+                                   geometry.chunks_per_stage(), tiles);
       !s.is_ok() || groups == 0) {
     return s;
   }

@@ -22,9 +22,9 @@ struct WideCall {
 // Launches call.kernel, which is of call.geometry, and the copy of x into the workspace before it.
 Status launch_wide(const WideCall& call);
 
-// Of a row of that copy: whole chunks of the weight.
+// Length of a row of that copy: K padded as the weight is.
 inline int64_t ordered_k(const PackedProblem& p) {
-  return ceil_div(p.k, PackedProblem::kChunk) * PackedProblem::kChunk;
+  return ceil_div(p.k, PackedProblem::kMultipleK) * PackedProblem::kMultipleK;
 }
 inline int64_t ordered_bytes(const PackedProblem& p, int64_t rows) {
   return multiply_add(rows, ordered_k(p) * dtype_bytes(p.in), 0);

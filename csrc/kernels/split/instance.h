@@ -19,7 +19,7 @@ inline const char* text_of(SplitForm form) {
 inline KernelSource kernel_source(const SplitProblem& p) {
   std::string name = std::string("tcgemm::split::kernel<") + element_text(p.out) +
                      ", tcgemm::split::Operand::" + text_of(p.form) + (has_vectors(p) ? ", true" : ", false");
-  for (const int64_t part : p.parts) name += ", " + std::to_string(part);
+  for (const int64_t term : p.terms) name += ", " + std::to_string(term);
   return {"kernels/split/kernel.cuh", name + ">", {}};
 }
 

@@ -1,5 +1,5 @@
-// The parts of an operand (core/split_problem.h). Bound by memory: read once, each part written once for each product
-// that takes it.
+// Splits an operand into terms (core/split_problem.h). Bound by memory: read once, each term written once for each
+// product that takes it.
 //
 // A thread has 16 bytes of a row of D, and writes them for every product: neighbours of a warp write whole lines.
 #pragma once
@@ -34,15 +34,15 @@ constexpr int largest_of(const int (&numbers)[kCount]) {
   return largest;
 }
 
-// The parts of some numbers of a row, as words of D.
-template <typename Out, int kParts>
-struct Parts {
+// The terms of some numbers of a row, as words of D.
+template <typename Out, int kTerms>
+struct Terms {
   static constexpr int kVector = 16 / sizeof(Out);
 
-  uint32_t words[kParts][4];
-  uint32_t first[4];  // part 0, and what is not finite
+  uint32_t words[kTerms][4];
+  uint32_t first[4];  // term 0, and what is not finite
 
-  __device__ __forceinline__ explicit Parts(const float (&x)[kVector]) {
+  __device__ __forceinline__ explicit Terms(const float (&x)[kVector]) {
     constexpr int kBits = kMantissaBits<Out>;
     constexpr uint32_t kLargestBits = 0x7F7FFFFFu & ~((1u << (23 - kBits)) - 1);
     const float largest = __uint_as_float(kLargestBits);
@@ -54,13 +54,13 @@ struct Parts {
       // A NaN of which the bits that remain are none of the mantissa would be an infinity.
       uint32_t first_bits = magnitude > 0x7F800000u ? bits | 0x00400000u : bits;  // mutant: nan_becomes_infinite
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) {
+      for (int term = 0; term < kTerms; ++term) {
         // What is above the largest one must not become infinite.
         // mutant: largest_becomes_infinite
-        const float own = rounded<kBits>(part == 0 ? fminf(fmaxf(rest, -largest), largest) : rest);
+        const float own = rounded<kBits>(term == 0 ? fminf(fmaxf(rest, -largest), largest) : rest);
         rest -= own;  // mutant: rest_is_kept
-        put(words[part], i, __float_as_uint(own));
-        if (part == 0 && is_finite) first_bits = __float_as_uint(own);
+        put(words[term], i, __float_as_uint(own));
+        if (term == 0 && is_finite) first_bits = __float_as_uint(own);
       }
       put(first, i, first_bits);
     }
@@ -75,10 +75,10 @@ struct Parts {
     }
   }
 
-  // Writes a part, negated if that is asked for; the last product's has what is not finite.
-  __device__ __forceinline__ void store(Out* to, int part, bool is_last, bool negated = false) const {
+  // Writes a term, negated if that is asked for; the last product's has what is not finite.
+  __device__ __forceinline__ void store(Out* to, int term, bool is_last, bool negated = false) const {
     constexpr uint32_t kSigns = sizeof(Out) == 2 ? 0x80008000u : 0x80000000u;
-    const uint32_t (&from)[4] = is_last ? first : words[part];  // mutant: infinity_is_lost
+    const uint32_t (&from)[4] = is_last ? first : words[term];  // mutant: infinity_is_lost
     uint32_t signed_words[4];
 #pragma unroll
     // mutant: sign_of_the_right_one
@@ -109,14 +109,14 @@ __device__ __forceinline__ void load(float (&x)[kCount], const float* from, int3
   }
 }
 
-// kAligned: rows of X are of whole 16 bytes. kNumbers: the part that each product takes.
+// kAligned: rows of X are of whole 16 bytes. kNumbers: the term that each product takes.
 template <typename Out, Operand kOperand, bool kAligned, int... kNumbers>
 __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ Params params) {
   constexpr int kVector = 16 / sizeof(Out), kProducts = sizeof...(kNumbers);
   constexpr int kTaken[] = {kNumbers...};
   constexpr bool kIsComplex = kOperand != Operand::kReal;
   constexpr int kComponents = kIsComplex ? 2 : 1;
-  constexpr int kParts = 1 + largest_of(kTaken);
+  constexpr int kTerms = 1 + largest_of(kTaken);
   const int64_t idx = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (idx >= params.num_vectors) return;
   const auto vector_idx = static_cast<int32_t>(idx);
@@ -136,24 +136,24 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ Param
   Out* to =
       static_cast<Out*>(params.d) + outer * params.d_outer + middle * params.d_middle + inner * params.d_inner + column;
   if constexpr (!kIsComplex) {
-    const Parts<Out, kParts> parts(x);
+    const Terms<Out, kTerms> terms(x);
 #pragma unroll
-    for (int i = 0; i < kProducts; ++i) parts.store(to + i * params.d_part, kTaken[i], i == kProducts - 1);
+    for (int i = 0; i < kProducts; ++i) terms.store(to + i * params.d_term, kTaken[i], i == kProducts - 1);
   } else {
     float re[kVector], im[kVector];
 #pragma unroll
     for (int i = 0; i < kVector; ++i) re[i] = x[2 * i], im[i] = x[2 * i + 1];  // mutant: imaginary_part_twice
-    const Parts<Out, kParts> of_re(re), of_im(im);
+    const Terms<Out, kTerms> of_re(re), of_im(im);
 #pragma unroll
     for (int i = 0; i < kProducts; ++i) {
       const bool is_last = i == kProducts - 1;
-      Out* const pair = to + 2 * i * params.d_part;
+      Out* const pair = to + 2 * i * params.d_term;
       of_re.store(pair, kTaken[i], is_last);
       // mutant: sign_of_the_left_one
-      of_im.store(pair + params.d_part, kTaken[i], is_last, kOperand == Operand::kRight);
+      of_im.store(pair + params.d_term, kTaken[i], is_last, kOperand == Operand::kRight);
       if constexpr (kOperand == Operand::kRight) {
         of_im.store(pair + params.d_component, kTaken[i], is_last);  // mutant: component_of_another_row
-        of_re.store(pair + params.d_component + params.d_part, kTaken[i], is_last);
+        of_re.store(pair + params.d_component + params.d_term, kTaken[i], is_last);
       }
     }
   }

@@ -13,18 +13,18 @@ int64_t row_vectors(const SplitProblem& p) { return p.pitch * dtype_bytes(p.out)
 
 // Strides of D by the order of its dimensions (core/split_problem.h).
 void set_strides(Params* params, const SplitProblem& p) {
-  const int64_t parts = p.num_parts();
+  const int64_t terms = p.num_terms();
   params->d_inner = p.pitch;
   if (p.form == SplitForm::kRightFirst) {
-    params->d_part = p.depth * p.pitch;
-    params->d_middle = parts * params->d_part;
+    params->d_term = p.depth * p.pitch;
+    params->d_middle = terms * params->d_term;
     params->d_component = p.middle * params->d_middle;
     params->d_outer = 2 * params->d_component;
   } else {
     params->d_component = p.inner * p.pitch;
     params->d_middle = (p.has_component() ? 2 : 1) * params->d_component;
-    params->d_part = p.depth * params->d_middle;
-    params->d_outer = parts * params->d_part;
+    params->d_term = p.depth * params->d_middle;
+    params->d_outer = terms * params->d_term;
   }
 }
 

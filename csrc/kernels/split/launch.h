@@ -8,7 +8,7 @@
 
 namespace tcgemm::split {
 
-// Pieces of 16 bytes that one part and component has in D.
+// Number of 16-byte vectors of one term and component of D.
 int64_t num_vectors(const SplitProblem& p);
 
 // Launches the kernel that is of this problem.

@@ -16,11 +16,11 @@ enum class Operand : int32_t { kReal, kLeft, kRight };
 struct Params {
   const void* x;
   void* d;
-  int32_t num_vectors;             // of one part and component
+  int32_t num_vectors;             // of one term and component
   Divisor vectors, inner, middle;  // of a row of D; and the extents of rows, as D has them
   int32_t row_vectors, num_inner, num_middle;
   int32_t x_inner, x_middle, columns;  // extents of X
-  int64_t d_outer, d_middle, d_inner, d_part, d_component;
+  int64_t d_outer, d_middle, d_inner, d_term, d_component;
 };
 
 }  // namespace tcgemm::split

@@ -21,7 +21,7 @@ class Split final : public SplitImplementation {
 
   std::string reject_rest(const SplitProblem& p, const Device& device, std::string_view) const override {
     if (std::string rule = reject_device(device, 80); !rule.empty()) return rule;
-    return num_vectors(p) <= INT32_MAX ? "" : "a part must have less than 2^31 pieces of 16 bytes";
+    return num_vectors(p) <= INT32_MAX ? "" : "a term must have less than 2^31 vectors of 16 bytes";
   }
 
   std::vector<KernelSource> kernels(const SplitProblem& p, const Device& device, std::string_view) const override {
@@ -37,7 +37,7 @@ class Split final : public SplitImplementation {
 
  private:
   const KernelReference& reference_to(const SplitProblem& p) const {
-    const Key key{static_cast<int>(p.form), static_cast<int>(p.out), has_vectors(p), p.parts};
+    const Key key{static_cast<int>(p.form), static_cast<int>(p.out), has_vectors(p), p.terms};
     return references_.get(key, [&] { return kernel_source(p); });
   }
 

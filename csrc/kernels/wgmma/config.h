@@ -13,7 +13,7 @@ struct Config {
   static constexpr bool kPingPong = kPingPong_, kSwapped = kSwapped_;
   static constexpr Shape kShape{kTileM, kTileN, kClusterM, kClusterN, kClusterK, kPingPong, kSwapped};
   static constexpr int kClusterSize = kShape.cluster_size();
-  static constexpr int kSharers = kClusterM * kClusterN;  // blocks of a cluster, where it does not split K
+  static constexpr int kMulticast = kClusterM * kClusterN;  // CTAs of a cluster that receive each other's TMA loads
   static constexpr int kConsumers = kShape.consumers();
   static constexpr int kThreads = kShape.threads();
   static constexpr int kTilesAlongLonger = kShape.tiles_along_longer();
@@ -24,7 +24,7 @@ struct Config {
   // Stores a tile transposed.
   using Mirrored = Config<kTileM, kTileN, kClusterM, kClusterN, kClusterK, kPingPong, !kSwapped>;
   static_assert(kConsumers >= 2, "a cooperative tile has at least 128 rows");
-  static_assert(kSharers == 1 || kClusterK == 1, "the blocks of a cluster share operands or split K");
+  static_assert(kMulticast == 1 || kClusterK == 1, "the CTAs of a cluster multicast operands or split K");
 };
 
 // X(name, tile_m, tile_n, cluster_m, cluster_n, cluster_k, ping_pong, swapped)

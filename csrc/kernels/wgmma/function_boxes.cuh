@@ -1,5 +1,5 @@
 // Matrices that a function reads, by TMA: after a tile's k blocks the producer brings them through the same ring of
-// stages, so that they are there when the sums are, and nothing waits for the next tile's operands.
+// stages, so that they are there when the accumulators are, and nothing waits for the next tile's operands.
 //
 // In steps of 64 rows and 64 columns of each: boxes of 64 rows of 128 bytes. A stage has as many steps as fit, each for
 // all consumers that share the tile.
@@ -17,13 +17,13 @@
 
 namespace tcgemm::wgmma_family {
 
-// Whether a function of so many sums of a thread has code for each: where that stays in the instruction cache.
+// Whether a function of so many accumulators of a thread has code for each: where that stays in the instruction cache.
 template <typename F>
-constexpr bool is_at_once(int sums) {
-#ifdef TCGEMM_FUNCTIONS_IN_TURNS  // where ptxas would not keep the sums in registers beside copies of the code
+constexpr bool is_at_once(int accumulators) {
+#ifdef TCGEMM_FUNCTIONS_IN_TURNS  // where ptxas would not keep the accumulators in registers beside copies of the code
   return false;
 #else
-  return sums * F::kWork <= 8192;
+  return accumulators * F::kWork <= 8192;
 #endif
 }
 
@@ -32,7 +32,7 @@ template <typename T, typename F>
 struct BoxPlan {
   using Config = typename T::Config;
   static constexpr int kBoxBytes = 64 * 128;
-  static constexpr int kSharers = Config::kConsumers;
+  static constexpr int kConsumers = Config::kConsumers;
 
   // Of a read's boxes in a step, those of the reads before it come first.
   static constexpr int bytes_before(int read) {
@@ -41,7 +41,7 @@ struct BoxPlan {
     return sum;
   }
   static constexpr int kStepBytes = bytes_before(F::kMostReads);
-  static constexpr int kStepsOfStage = kStepBytes == 0 ? 0 : T::kStageBytes / (kSharers * kStepBytes);
+  static constexpr int kStepsOfStage = kStepBytes == 0 ? 0 : T::kStageBytes / (kConsumers * kStepBytes);
   static constexpr int kColumns = Config::kTileN / (F::kIsGated ? 2 : 1);
   // Whether there are any. Swapped tiles would read columns of them, and ping-pong's other consumer would wait for the
   // stages that they are in.
@@ -72,13 +72,13 @@ __device__ __forceinline__ void load_boxes(const Params<Epilogue>& params, const
   const epilogue::FunctionParams& values = params.epilogue.values;
   const epilogue::BatchPlace batch(values, work.batch_idx);
   const int first = number * Plan::kStepsOfStage, end = min(first + Plan::kStepsOfStage, Plan::kSteps);
-  ptx::mbarrier_arrive_expect_tx(barrier, (end - first) * Plan::kSharers * Plan::kStepBytes);
+  ptx::mbarrier_arrive_expect_tx(barrier, (end - first) * Plan::kConsumers * Plan::kStepBytes);
   uint32_t box = shared;
 #pragma unroll 1
   for (int step = first; step < end; ++step) {
     const int32_t column = work.n_idx + step % Plan::kStepsOfBlock * 64;  // mutant: another_columns_box
 #pragma unroll 1
-    for (int consumer = 0; consumer < Plan::kSharers; ++consumer) {
+    for (int consumer = 0; consumer < Plan::kConsumers; ++consumer) {
       // mutant: another_warpgroups_box
       const int32_t row = work.m_idx + (consumer * T::kBlocksM + step / Plan::kStepsOfBlock) * 64;
 #pragma unroll
@@ -145,7 +145,7 @@ class BoxReader {
     if constexpr (kStep % Plan::kStepsOfStage == 0) ptx::mbarrier_wait(pipeline_.full(state_.stage), state_.phase);
     // mutant: a_step_too_late
     return stages_ + state_.stage * T::kStageBytes +
-           (kStep % Plan::kStepsOfStage * Plan::kSharers + consumer_) * Plan::kStepBytes;
+           (kStep % Plan::kStepsOfStage * Plan::kConsumers + consumer_) * Plan::kStepBytes;
   }
   // Once all threads have read all of a step.
   template <int kStep>

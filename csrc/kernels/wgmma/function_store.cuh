@@ -14,16 +14,16 @@
 namespace tcgemm::wgmma_family {
 
 // A generated function of all of a warpgroup's accumulators, of which those of a thread are computed in parts of a few
-// groups of eight columns of 16 rows. Sum 4 * j + 2 * h + i of a block of 64 rows is that of row warp * 16 + lane / 4 +
-// 8 * h and column 8 * j + lane % 4 * 2 + i of the kernel's (possibly swapped) problem. Of a gated product the right
-// half of a block is of its second matrix, and what is stored by rows is left in the left one. Matrices: those in
-// shared memory, a BoxedPart, if any.
+// groups of eight columns of 16 rows. Accumulator 4 * j + 2 * h + i of a block of 64 rows is that of row warp * 16 +
+// lane / 4 + 8 * h and column 8 * j + lane % 4 * 2 + i of the kernel's (possibly swapped) problem. Of a gated product
+// the right half of a block is of its second matrix, and what is stored by rows is left in the left one. Matrices:
+// those in shared memory, a BoxedPart, if any.
 template <typename F, bool kSwapped, int kBlocksM, int kAccumulators, typename Matrices = epilogue::NoMatrices>
 class FunctionOfTile {
  public:
   // (m_idx, n_idx): the first element. Columns of the tile that are rows beyond the batch entry's last may be left as
-  // they are. Before the sums are known: begins to load vectors, which later would have to wait for the next tile's
-  // operands.
+  // they are. Before the accumulators are complete: begins to load vectors, which later would have to wait for the next
+  // tile's operands.
   __device__ __forceinline__ FunctionOfTile(const epilogue::FunctionParams& params, int32_t m_idx, int32_t n_idx,
                                             const epilogue::BatchPlace& batch)
       : params_(params),
@@ -32,8 +32,8 @@ class FunctionOfTile {
         line_(m_idx + ptx::tid_x() % 128 / 32 * 16 + lane_ / 4),
         across_(n_idx) {
     // Whether D has all of the tile.
-    const int32_t m_end = (kSwapped ? n_idx + 2 * kSums : m_idx + 64 * kBlocksM);
-    const int32_t n_end = (kSwapped ? m_idx + 64 * kBlocksM : n_idx + 2 * kSums);  // mutant: wrong_end
+    const int32_t m_end = (kSwapped ? n_idx + 2 * kAccs : m_idx + 64 * kBlocksM);
+    const int32_t n_end = (kSwapped ? m_idx + 64 * kBlocksM : n_idx + 2 * kAccs);  // mutant: wrong_end
     // mutant: whole_where_the_rows_of_all_groups_are
     is_whole_ = m_end <= batch.m_end && n_end <= params.n && (kSwapped || params.in_eights) &&
                 (!Matrices::kHasAny || params.in_boxes);
@@ -60,11 +60,11 @@ class FunctionOfTile {
   }
 
  private:
-  static constexpr int kSums = kAccumulators / (F::kIsGated ? 2 : 1), kGroups = kSums / 4;
+  static constexpr int kAccs = kAccumulators / (F::kIsGated ? 2 : 1), kGroups = kAccs / 4;
   // What is read along the groups of swapped tiles is read one by one.
   static constexpr int kMostGroups = kSwapped ? 2 : 4, kPart = kGroups < kMostGroups ? kGroups : kMostGroups;
   static constexpr int kBlockParts = (kGroups + kPart - 1) / kPart, kNumParts = kBlocksM * kBlockParts;
-  static constexpr bool kAtOnce = is_at_once<F>(kBlocksM * kSums);
+  static constexpr bool kAtOnce = is_at_once<F>(kBlocksM * kAccs);
   static constexpr bool kReachesPast = kAtOnce && epilogue::kReachesPast<F, kSwapped>;
 
   using Vectors = epilogue::FunctionVectors<F, kSwapped, kBlocksM, kGroups>;
@@ -131,11 +131,11 @@ class FunctionOfTile {
 
   template <int kPartIdx>
   __device__ __forceinline__ void run_part(float (&acc)[kBlocksM][kAccumulators], uint32_t step) {
-    float* const sums = acc[kPartIdx / kBlockParts] + kPartIdx % kBlockParts * kPart * 4;  // mutant: a_part_twice
-    part_tile<kPartIdx>(step).run(sums, sums + (F::kIsGated ? kSums : 0));
+    float* const part = acc[kPartIdx / kBlockParts] + kPartIdx % kBlockParts * kPart * 4;  // mutant: a_part_twice
+    part_tile<kPartIdx>(step).run(part, part + (F::kIsGated ? kAccs : 0));
   }
 
-  // By the same code, to which a part's sums move.
+  // By the same code, to which a part's accumulators are copied.
   template <bool kWhole>
   __device__ __forceinline__ void apply_in_turns(float (&acc)[kBlocksM][kAccumulators]) const {
     // Whether the product has any of a part; of swapped tiles there may be many that it has not.
@@ -152,22 +152,22 @@ class FunctionOfTile {
         tile<Tile<kWhole>>(part + 1, reads, epilogue::NothingLoaded{}).load();
       }
       if (!is_used(part)) continue;
-      float sums[4 * kPart], up[4 * kPart];
+      float gate[4 * kPart], up[4 * kPart];
       const auto visit = [&](auto copy) {
         visit_part(part, [&](auto i) {
 #pragma unroll
           for (int v = 0; v < 4 * kPart; ++v) {
             constexpr int kFirst = i.value % kBlockParts * kPart * 4;
-            if (kFirst + v < kSums) copy(i.value / kBlockParts, kFirst + v, v);  // mutant: a_turns_sums
+            if (kFirst + v < kAccs) copy(i.value / kBlockParts, kFirst + v, v);  // mutant: a_turns_accumulators
           }
         });
       };
       visit([&](int block, int place, int v) {
-        sums[v] = acc[block][place];
-        if constexpr (F::kIsGated) up[v] = acc[block][kSums + place];  // mutant: no_second_sum
+        gate[v] = acc[block][place];
+        if constexpr (F::kIsGated) up[v] = acc[block][kAccs + place];  // mutant: no_second_sum
       });
-      tile<Tile<kWhole>>(part, own, epilogue::NothingLoaded{}).run(sums, up);  // mutant: the_next_turns_reads
-      if constexpr (F::kStoresRows) visit([&](int block, int place, int v) { acc[block][place] = sums[v]; });
+      tile<Tile<kWhole>>(part, own, epilogue::NothingLoaded{}).run(gate, up);  // mutant: the_next_turns_reads
+      if constexpr (F::kStoresRows) visit([&](int block, int place, int v) { acc[block][place] = gate[v]; });
     }
   }
 
@@ -220,10 +220,10 @@ struct EpilogueOfTile {
   __device__ __forceinline__ EpilogueOfTile(const Epilogue&, int32_t, int32_t, int32_t) {}
 };
 template <typename T>
-inline constexpr int kSumsOfTile = (T::Config::kClusterK > 1 ? T::Share::kTileN : T::Config::kTileN) / 2;
+inline constexpr int kTileAccs = (T::Config::kClusterK > 1 ? T::Share::kTileN : T::Config::kTileN) / 2;
 template <typename T, typename Epilogue>
 struct EpilogueOfTile<T, Epilogue, true> : FunctionOfTile<typename Epilogue::Code, T::Config::kSwapped, T::kBlocksM,
-                                                          kSumsOfTile<T>, BoxedPart<T, typename Epilogue::Code>> {
+                                                          kTileAccs<T>, BoxedPart<T, typename Epilogue::Code>> {
   __device__ __forceinline__ EpilogueOfTile(const Epilogue& epilogue, int32_t m_idx, int32_t n_idx, int32_t batch_idx)
       : EpilogueOfTile::FunctionOfTile(epilogue.values, m_idx, n_idx, {epilogue.values, batch_idx}) {}
 };

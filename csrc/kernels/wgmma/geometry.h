@@ -24,13 +24,13 @@ struct Shape {
   constexpr int consumers() const { return !ping_pong && tile_m % 128 != 0 ? tile_m / 64 : 2; }
   constexpr int threads() const { return 128 * (1 + consumers()); }
   constexpr int rows_per_group() const { return ping_pong ? tile_m : tile_m / consumers(); }
-  constexpr int sums_per_thread() const { return tile_n / 2 * (rows_per_group() / 64); }
-  // In how many parts, one after the other, a tile is multiplied whose sums are promoted: each part has accumulators
-  // until it is done, beside the sums of all. 0: a thread has not the registers for it.
+  constexpr int accumulators_per_thread() const { return tile_n / 2 * (rows_per_group() / 64); }
+  // In how many parts, one after the other, a tile is multiplied whose accumulators are promoted: each part has
+  // accumulators until it is done, beside the float32 accumulators of all. 0: a thread has not the registers for it.
   constexpr int promoted_parts() const {
-    const int most = consumers() == 3 ? 112 : 192, sums = sums_per_thread();
-    if (2 * sums <= (most < 128 ? most : 128)) return 1;
-    return sums + sums / 2 <= most && tile_n % 16 == 0 ? 2 : 0;
+    const int most = consumers() == 3 ? 112 : 192, accs = accumulators_per_thread();
+    if (2 * accs <= (most < 128 ? most : 128)) return 1;
+    return accs + accs / 2 <= most && tile_n % 16 == 0 ? 2 : 0;
   }
   // Where the second part begins if it is of columns; 0: there is none.
   constexpr int promoted_column() const { return promoted_parts() == 2 && rows_per_group() == 64 ? tile_n / 2 : 0; }
@@ -52,7 +52,7 @@ struct Shape {
 };
 
 inline constexpr int kMaxSharedMemory = 232448;
-// Of K, in a k block of 8-bit elements: blocks with factors have a multiple of it.
+// Depth of a k block of 8-bit elements; the depth of block scales is a multiple of it.
 inline constexpr int kScaledDepth = 128;
 
 // What TMA loads at once.
@@ -65,19 +65,17 @@ struct Box {
 struct OperandShape {
   int element_bytes;
   tile::Major major;
-  int scaled_rows = 0;  // that share factors of blocks of K, which then are in the stages, too
+  int scaled_rows = 0;  // rows that share a block scale; then the stages hold the scales, too
 
   constexpr bool is_k_major() const { return major == tile::Major::kK; }
   constexpr int chunk() const { return 128 / element_bytes; }  // elements of a row
   constexpr int padded(int extent) const { return is_k_major() ? extent : (extent + chunk() - 1) / chunk() * chunk(); }
   constexpr int bytes(int extent, int tile_k) const { return padded(extent) * tile_k * element_bytes; }
-  // How many factors a k block of a tile has.
-  constexpr int num_factors(int extent) const {
-    return scaled_rows == 0 ? 0 : (extent + scaled_rows - 1) / scaled_rows;
-  }
-  // Of a tile that `sharers` blocks load an equal part of each.
-  constexpr Box box(int extent, int tile_k, int sharers) const {
-    return is_k_major() ? Box{tile_k, extent / sharers} : Box{chunk(), tile_k / sharers};
+  // Number of block scales for one k block of a tile.
+  constexpr int num_scales(int extent) const { return scaled_rows == 0 ? 0 : (extent + scaled_rows - 1) / scaled_rows; }
+  // Box of one TMA load where `multicast` CTAs each load an equal part of the tile for all of them.
+  constexpr Box box(int extent, int tile_k, int multicast) const {
+    return is_k_major() ? Box{tile_k, extent / multicast} : Box{chunk(), tile_k / multicast};
   }
 };
 
@@ -94,9 +92,9 @@ struct Geometry {
   constexpr int a_bytes() const { return a.bytes(shape.tile_m, tile_k()); }
   constexpr int b_bytes() const { return (b.bytes(shape.tile_n, tile_k()) + 1023) / 1024 * 1024; }
   constexpr int stage_bytes() const { return a_bytes() + b_bytes(); }
-  // Of a stage's factors of blocks.
-  constexpr int factor_bytes() const {
-    return (4 * (a.num_factors(shape.tile_m) + b.num_factors(shape.tile_n)) + 15) / 16 * 16;
+  // Bytes of a stage's block scales.
+  constexpr int scale_bytes() const {
+    return (4 * (a.num_scales(shape.tile_m) + b.num_scales(shape.tile_n)) + 15) / 16 * 16;
   }
   constexpr Box a_box() const { return a.box(shape.tile_m, tile_k(), shape.cluster_n); }
   constexpr Box b_box() const { return b.box(shape.tile_n, tile_k(), shape.cluster_m); }
@@ -112,9 +110,9 @@ struct Geometry {
 
   constexpr int fixed_bytes() const { return shape.consumers() * 2 * kStoreBytes + partial_bytes(); }
   constexpr int fitting_stages(int fixed) const {
-    // Barriers; and what kernels without factors were tuned with.
-    const int rest = factor_bytes() > 0 ? 256 : 2048;
-    const int fitting = (kMaxSharedMemory - rest - fixed) / (stage_bytes() + factor_bytes());
+    // Barriers; and what kernels without block scales were tuned with.
+    const int rest = scale_bytes() > 0 ? 256 : 2048;
+    const int fitting = (kMaxSharedMemory - rest - fixed) / (stage_bytes() + scale_bytes());
     return fitting < kMaxStages ? fitting : kMaxStages;
   }
   constexpr int stages() const { return fitting_stages(fixed_bytes()); }
@@ -125,15 +123,15 @@ struct Geometry {
   }
   constexpr int tma_store_buffers() const { return stages_for_tma() > stages() ? 1 : 2; }
 
-  // Shared memory, from a 1024-byte boundary: stages, store buffers, other blocks' products, factors, barriers.
+  // Shared memory, from a 1024-byte boundary: stages, store buffers, other blocks' products, block scales, barriers.
   constexpr int store_offset() const { return stages() * stage_bytes(); }
   constexpr int partial_offset() const { return store_offset() + shape.consumers() * 2 * kStoreBytes; }
-  constexpr int factor_offset() const {
+  constexpr int scale_offset() const {
     const int end = store_offset() + fixed_bytes();
     const int end_for_tma = stages_for_tma() * stage_bytes() + shape.consumers() * tma_store_buffers() * kStoreBytes;
     return end > end_for_tma ? end : end_for_tma;
   }
-  constexpr int barrier_offset() const { return factor_offset() + stages_for_tma() * factor_bytes(); }
+  constexpr int barrier_offset() const { return scale_offset() + stages_for_tma() * scale_bytes(); }
   constexpr int num_barriers() const { return 2 * stages_for_tma() + 3 * shape.consumers(); }
   constexpr int shared_bytes() const { return barrier_offset() + 8 * num_barriers(); }
 };

@@ -26,7 +26,7 @@ struct Instruction {
   Input a, b;
   Compute compute;
   std::string mma;
-  bool promotes;  // its sums leave the tensor core before the last of them
+  bool promotes;  // its accumulators are promoted before the end of K
 
   template <typename A, typename B, typename Mma>
   static Instruction make(Compute compute, std::optional<tile::Source> a_mn, std::optional<tile::Source> b_mn) {
@@ -40,7 +40,7 @@ struct Instruction {
 
 // A row for each: the elements of A and B in memory and the instruction, then how it takes an A that is M-major and a B
 // that is N-major. The tensor core adds up products of 8-bit floats with a mantissa of about 14 bits, so that their
-// sums leave it after each k block, unless a problem says that it need not be so.
+// accumulators are promoted after each k block, unless a problem says that it need not be so.
 inline const std::vector<Instruction>& instructions() {
   using bf16 = __nv_bfloat16;
   using f16 = __half;

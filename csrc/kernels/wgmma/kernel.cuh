@@ -9,33 +9,33 @@
 // Roles (384 threads, 512 for tiles of 192 rows):
 //   warpgroup 0     producer: one thread walks this block's tiles and keeps loads of all stages in flight;
 //                   two other warps initialise the barriers and ask for the tensor maps; then one of these and
-//                   the last one load factors of blocks, of operands that are scaled by such
+//                   the last one load block scales where operands have them
 //   warpgroups 1.. consumers: wgmma from shared memory, epilogue in registers, staged store
 // Cooperative: the consumers split a tile's rows. Ping-pong: they take alternate tiles, and an
-// order barrier lets one multiply while the other one stores. Sums of 8-bit floats leave the tensor
-// core with each k block, unless Mma::kPromoteEvery is 0, and are multiplied by its factors.
+// order barrier lets one multiply while the other one stores. Accumulators of 8-bit floats leave the tensor
+// core with each k block, unless Mma::kPromoteEvery is 0, and are multiplied by its scales.
 //
 // Pipelines (arrivals that complete a phase):
 //   full[stage]    1 (the producer's expect_tx) + the bytes of both operand tiles, or of a function's matrices; one
-//                  more for each thread that loads factors
-//   empty[stage]   one for each consumer warpgroup that reads the stage, or each of its warps where it reads factors,
+//                  more for each thread that loads scales
+//   empty[stage]   one for each consumer warpgroup that reads the stage, or each of its warps where it reads scales,
 //                  from each block of the cluster that loads into it or receives its multicast
 //   order[group]   4: each warp of the other consumer has issued its last multiplication
 //   two more for each group where a cluster splits K: see cluster_sum.cuh
 //
 // Shared memory, from a 1024-byte boundary: stages of (A tile, B tile); two store buffers of
 // 8 KB for each consumer warpgroup, or one (Traits::kStagesForTma); other blocks' products
-// (kClusterK > 1); factors of all stages; barriers.
+// (kClusterK > 1); block scales of all stages; barriers.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/wgmma/cluster_sum.cuh"
-#include "kernels/wgmma/factors.cuh"
 #include "kernels/wgmma/function_store.cuh"
 #include "kernels/wgmma/loads.cuh"
 #include "kernels/wgmma/multiply.cuh"
 #include "kernels/wgmma/pipeline.cuh"
+#include "kernels/wgmma/scales.cuh"
 #include "kernels/wgmma/scheduler.cuh"
 #include "kernels/wgmma/store.cuh"
 #include "kernels/wgmma/traits.cuh"
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
   // is worked out in uniform registers.
   if (warp == kInitializingWarp) {
     if (ptx::elect_one()) {
-      pipeline.init(T::kIsScaled ? 1 + kFactorThreads : 1);  // mutant: nobody_waits_for_them
+      pipeline.init(T::kIsScaled ? 1 + kScaleThreads : 1);  // mutant: nobody_waits_for_them
       if constexpr (Config::kClusterK > 1) ClusterSum<T>::init(shared);
       ptx::fence_mbarrier_init();
     }
@@ -110,21 +110,21 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       ptx::griddepcontrol_launch_dependents();
       pipeline.drain(state);  // mutant: block_left_early
     } else if constexpr (T::kIsScaled) {
-      if (warp >= kFirstFactorWarp) {
-        FactorLoader<T, Epilogue> factors(params, shared, pipeline, threadIdx.x - 32 * kFirstFactorWarp);
+      if (warp >= kFirstScaleWarp) {
+        ScaleLoader<T, Epilogue> scales(params, shared, pipeline, threadIdx.x - 32 * kFirstScaleWarp);
         PipelineState state{stages};
         do {
           const Work work = walk.work();
           const int32_t outer = params.grid.batch_inner.divide(work.batch_idx);
           // mutant: first_block_of_a_split
-          factors.begin(work.m_idx, work.n_idx, outer, work.batch_idx - outer * params.batch_inner, work.first_k_block);
+          scales.begin(work.m_idx, work.n_idx, outer, work.batch_idx - outer * params.batch_inner, work.first_k_block);
           int32_t boxes = 0;
           if constexpr (Boxes::kHasAny) boxes = Boxes::stages(params);
 #pragma unroll 1
           for (int32_t i = 0; i < params.k_blocks + boxes; ++i, state.advance()) {
             ptx::mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);
             if (i < params.k_blocks) {
-              factors.load(state.stage);
+              scales.load(state.stage);
             } else {
               ptx::mbarrier_arrive(pipeline.full(state.stage));
             }
@@ -140,20 +140,20 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
     int buffer_idx = 0;
     const uint32_t barrier_id = 1 + consumer;
 
-    // Thread i, of each warp where those release, tells the producer of the i-th block that shares a stage with us that
-    // it is free.
+    // Thread i, of each warp where those release, tells the producer of the i-th CTA that multicasts to this one or
+    // from which it receives that a stage is free.
     const int rank_m = cta_rank % Config::kClusterM, rank_n = cta_rank / Config::kClusterM % Config::kClusterN;
     int32_t peer = -1;
     const int releasing_idx = T::kIsScaled ? thread_idx % 32 : thread_idx;
     if (releasing_idx < Config::kClusterM) {
       peer = rank_n * Config::kClusterM + releasing_idx;
-    } else if (releasing_idx < Config::kSharers && releasing_idx - Config::kClusterM < Config::kClusterN - 1) {
+    } else if (releasing_idx < Config::kMulticast && releasing_idx - Config::kClusterM < Config::kClusterN - 1) {
       const int other_n = releasing_idx - Config::kClusterM;
       peer = (other_n < rank_n ? other_n : other_n + 1) * Config::kClusterM + rank_m;
     }
     const auto release = [&](int stage) {
       if constexpr (T::kIsScaled) __syncwarp();
-      if constexpr (Config::kSharers == 1) {
+      if constexpr (Config::kMulticast == 1) {
         if (releasing_idx == 0) ptx::mbarrier_arrive(pipeline.empty(stage));
       } else {
         if (peer >= 0) ptx::mbarrier_arrive_remote(pipeline.empty(stage), peer);
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
     const int32_t first_row = Config::kPingPong ? 0 : consumer * T::kRowsPerGroup;
     const uint32_t first_row_bytes = first_row * 128;
     [[maybe_unused]] const Fragments<typename T::A> fragments(thread_idx);
-    [[maybe_unused]] Factors<T> factors(shared, first_row, thread_idx);
+    [[maybe_unused]] Scales<T> scales(shared, first_row, thread_idx);
     PipelineState state{stages};
     uint32_t turn = 0;
     [[maybe_unused]] ClusterSum<T> cluster_sum(shared, cta_rank, consumer);
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
         prefetch_function<typename Epilogue::Code, Config, T::kRowsPerGroup>(
             params.epilogue.values, work.m_idx + first_row, work.n_idx, work.batch_idx);
       }
-      // Of the share of the sums that this block will have.
+      // Column of the share of the tile that this CTA will store.
       const int32_t first_column = Config::kClusterK > 1 ? cluster_sum.first_column() : 0;
       [[maybe_unused]] EpilogueOfTile<T, Epilogue> function(params.epilogue, work.m_idx + first_row,
                                                             work.n_idx + first_column, work.batch_idx);
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
 #pragma unroll
         for (int block = 0; block < T::kBlocksM; ++block) {
 #pragma unroll
-          for (float& sum : acc[block]) sum = 0;  // mutant: sums_of_the_tile_before
+          for (float& x : acc[block]) x = 0;  // mutant: accumulators_of_the_tile_before
         }
       }
 #pragma unroll 1
@@ -210,8 +210,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
           if (previous_stage >= 0) release(previous_stage);
         };
         if constexpr (T::kPromotes) {
-          factors.go_to(state.stage);
-          multiply_and_promote<T>(acc, a, b, factors, [&] { release(state.stage); });
+          scales.go_to(state.stage);
+          multiply_and_promote<T>(acc, a, b, scales, [&] { release(state.stage); });
         } else if constexpr (T::kRegisterA) {
           multiply_from_registers<T>(acc, a, b, fragments, i != 0, release_previous);
         } else {
@@ -222,39 +222,39 @@ __global__ void __launch_bounds__(Config::kThreads, 1) kernel(const __grid_const
       }
       if constexpr (Config::kPingPong) pipeline.pass_turn(consumer, thread_idx);
       if constexpr (!T::kPromotes) {
-        ptx::wgmma_wait_group<0>();  // mutant: sums_not_awaited
+        ptx::wgmma_wait_group<0>();  // mutant: accumulators_not_awaited
 #pragma unroll
         for (int block = 0; block < T::kBlocksM; ++block) ptx::wgmma_fence_operand<T::kIsInteger>(acc[block]);
         release(previous_stage);
       }
 
       const int32_t m_idx = work.m_idx + first_row;
-      const auto store_sums = [&](auto tile, auto& sums, int32_t n_idx) {
+      const auto store_values = [&](auto tile, auto& values, int32_t n_idx) {
         const int32_t d_batch_idx = work.split_idx * params.batch + work.batch_idx;
-        store_tile<decltype(tile), T::kTmaStoreBuffers>(sums, params, params.d_map, store_buffers, buffer_idx, m_idx,
+        store_tile<decltype(tile), T::kTmaStoreBuffers>(values, params, params.d_map, store_buffers, buffer_idx, m_idx,
                                                         n_idx, d_batch_idx, barrier_id);
         if constexpr (Epilogue::kIsSymmetric) {
           // Squares on the diagonal are computed whole.
           if (!work.is_below) return;
-          store_tile<typename decltype(tile)::Mirrored, T::kTmaStoreBuffers>(sums, params, params.epilogue.mirror_map,
+          store_tile<typename decltype(tile)::Mirrored, T::kTmaStoreBuffers>(values, params, params.epilogue.mirror_map,
                                                                              store_buffers, buffer_idx, m_idx, n_idx,
                                                                              d_batch_idx, barrier_id);
         }
       };
-      const auto store = [&](auto tile, auto& sums, int32_t n_idx) {
+      const auto store = [&](auto tile, auto& values, int32_t n_idx) {
         if constexpr (Epilogue::kIsFunction) {
           BoxReader<T, typename Epilogue::Code, decltype(release)> boxes(pipeline, shared, consumer, barrier_id, state,
                                                                          release);
-          function.apply(sums, boxes);
+          function.apply(values, boxes);
           if constexpr (!Epilogue::Code::kStoresRows) return;
         }
         if constexpr (Epilogue::kIsGated) {
           static_assert(Config::kRunsGated, "columns of both matrices are in the same thread");
           float left[T::kBlocksM][Config::kTileN / 4];
-          take_left(left, sums);
-          store_sums(typename T::template WithColumns<Config::kTileN / 2>{}, left, n_idx);
+          take_left(left, values);
+          store_values(typename T::template WithColumns<Config::kTileN / 2>{}, left, n_idx);
         } else {
-          store_sums(tile, sums, n_idx);
+          store_values(tile, values, n_idx);
         }
       };
       if constexpr (Config::kClusterK > 1) {

@@ -87,8 +87,8 @@ Status launch(const Call& call) {
   params.num_splits = call.num_splits;
   const int64_t k_blocks = ceil_div(ceil_div(call.k, geometry.tile_k()), int64_t{call.num_splits} * shape.cluster_k);
   params.k_blocks = static_cast<int32_t>(std::max<int64_t>(k_blocks, 1));
-  params.a_factors = strided(call.a_factors, call.k);
-  params.b_factors = strided(call.b_factors, call.k);
+  params.a_scales = strided(call.a_scales, call.k);
+  params.b_scales = strided(call.b_scales, call.k);
   params.first_k_block = call.k == 0;  // a map of K = 0 is one of a little more
   params.out_type = call.out_type;
   params.d = call.d;
@@ -143,7 +143,7 @@ Status launch(const Call& call) {
   }
   const int64_t num_tiles = tiles.m * tiles.n * call.batch * call.num_splits;
   if (num_tiles > INT32_MAX) return Status::invalid("the output must be at most 2^31 - 1 tiles");
-  // Tiles of operands with factors of blocks begin where those do. Of fewer k blocks, and where threads store, storing
+  // Tiles of operands with block scales begin where those do. Of fewer k blocks, and where threads store, storing
   // twice takes longer than loads from outside. The cost model knows the same bounds.
   constexpr int32_t kWorthOverlap = 5;
   const bool is_scaled = geometry.a.scaled_rows != 0;
@@ -160,7 +160,7 @@ Status launch(const Call& call) {
 
 }  // namespace
 
-StridedFactors strided(const OperandFactors& x, int64_t k) {
+StridedScales strided(const OperandScales& x, int64_t k) {
   if (x.data == nullptr) return {};
   const int64_t end = ceil_div(k, int64_t{kScaledDepth});
   const int64_t k_blocks = x.blocks.depth < k ? x.blocks.depth / kScaledDepth : std::max<int64_t>(end, 1);

@@ -23,28 +23,28 @@ struct AlignedOperand {
   int64_t ld, outer_stride, inner_stride;
 };
 
-// Factors of an operand's blocks, and how many rows it has. `up_data`: of a gated product, those of its second matrix.
-struct OperandFactors {
+// Block scales of an operand, and its number of rows. `up_data`: the scales of up in a gated product.
+struct OperandScales {
   const void* data;
-  BlockFactors blocks;
+  BlockScales blocks;
   int64_t rows;
   const void* up_data = nullptr;
 
-  // How many rows of an operand share a factor of those in the stages: of the instruction's A, and of its B in tiles of
-  // so many columns, which begin where factors change, or change in none. Of a gated tile each half has its own.
-  static int rows_of_a(const BlockFactors& x) { return x.rows % 64 == 0 ? 64 : 1; }
-  static int rows_of_b(const BlockFactors& x, int tile_n, bool gated) {
+  // Number of rows that share a block scale in the stages: of the instruction's A, and of its B in tiles of `tile_n`
+  // columns. A tile begins where the scale changes, or has one scale. Each half of a gated tile has its own scales.
+  static int rows_of_a(const BlockScales& x) { return x.rows % 64 == 0 ? 64 : 1; }
+  static int rows_of_b(const BlockScales& x, int tile_n, bool gated) {
     const int rows = gated && tile_n == 128 ? 64 : 128;
     return (tile_n % rows == 0 || rows % tile_n == 0) && x.rows % rows == 0 ? rows : 1;
   }
 };
 
-// Why no kernel multiplies operands of so many rows by their factors, or nothing.
-std::string reject_factors(const ProductFactors& factors, int64_t m, int64_t n, int64_t k, bool promotes);
+// Why no kernel multiplies operands with m and n rows by their block scales, or nothing.
+std::string reject_scales(const ProductScales& scales, int64_t m, int64_t n, int64_t k, bool promotes);
 
 // The same in the kernel's terms.
-struct StridedFactors;
-StridedFactors strided(const OperandFactors& factors, int64_t k);
+struct StridedScales;
+StridedScales strided(const OperandScales& scales, int64_t k);
 
 // One launch, in the kernel's terms: already swapped where the config is.
 struct Call {
@@ -54,10 +54,10 @@ struct Call {
   AlignedOperand a, b;
   FloatType out_type;
   void* d;
-  int32_t num_splits;                   // > 1: d receives that many partial products, one batch set after another
-  AlignedOperand b_up;                  // of a gated product
-  OperandFactors a_factors, b_factors;  // without data where there are none
-  bool symmetric;                       // the kernel is one of a symmetric D
+  int32_t num_splits;                // > 1: d receives that many partial products, one batch set after another
+  AlignedOperand b_up;               // of a gated product
+  OperandScales a_scales, b_scales;  // without data where there are none
+  bool symmetric;                    // the kernel is one of a symmetric D
   // Only where the kernel itself runs a function: that of this problem.
   const Problem* problem;
   const Buffers* buffers;

@@ -12,11 +12,12 @@
 
 namespace tcgemm::wgmma_family {
 
-// Loads one box, where blocks share it for all that `mask` names.
-template <int kSharers>
+// Loads one box, for all CTAs that `mask` names where kMulticast > 1. kMulticast: CTAs of a cluster that receive one
+// TMA load.
+template <int kMulticast>
 __device__ __forceinline__ void load_box(uint32_t destination, const CUtensorMap* map, uint32_t barrier, uint16_t mask,
                                          int32_t c0, int32_t c1, int32_t inner, int32_t outer) {
-  if constexpr (kSharers > 1) {
+  if constexpr (kMulticast > 1) {
     ptx::tma_load_4d_multicast(destination, map, barrier, mask, c0, c1, inner, outer);
   } else {
     ptx::tma_load_4d(destination, map, barrier, c0, c1, inner, outer);
@@ -24,21 +25,21 @@ __device__ __forceinline__ void load_box(uint32_t destination, const CUtensorMap
 }
 
 // Loads one k block of an operand's tile: kExtent rows of K when it is K-major, else chunks of 128
-// bytes along M or N, a row for each k. The kSharers blocks that multiply by the same tile each
-// load an equal part of it for all of them, this one the part number `part`.
-template <typename Tile, int kSharers>
+// bytes along M or N, a row for each k. The kMulticast CTAs that multiply by the same tile each load
+// an equal part of it for all of them, this CTA the part number `part`.
+template <typename Tile, int kMulticast>
 __device__ __forceinline__ void load_tile(uint32_t tile, const CUtensorMap* map, uint32_t barrier, uint16_t mask,
                                           int part, int32_t first_idx, int32_t k_idx, int32_t inner, int32_t outer) {
   const auto load = [&](uint32_t destination, int32_t c0, int32_t c1) {
-    load_box<kSharers>(destination, map, barrier, mask, c0, c1, inner, outer);
+    load_box<kMulticast>(destination, map, barrier, mask, c0, c1, inner, outer);
   };
   if constexpr (Tile::kIsKMajor) {
-    constexpr int kRows = Tile::kExtent / kSharers;
-    // Of a swizzle group of eight rows each block may load a part: TMA swizzles by the address in shared memory.
-    static_assert(Tile::kExtent % kSharers == 0, "each block loads as many rows");
+    constexpr int kRows = Tile::kExtent / kMulticast;
+    // Of a swizzle group of eight rows each CTA may load a part: TMA swizzles by the address in shared memory.
+    static_assert(Tile::kExtent % kMulticast == 0, "each CTA loads as many rows");
     load(tile + part * kRows * 128, k_idx, first_idx + part * kRows);
   } else {
-    constexpr int kRows = Tile::kTileK / kSharers;
+    constexpr int kRows = Tile::kTileK / kMulticast;
 #pragma unroll
     for (int chunk = 0; chunk < Tile::kExtent / Tile::kChunk; ++chunk) {
       load(tile + chunk * Tile::kTileK * 128 + part * kRows * 128, first_idx + chunk * Tile::kChunk,
@@ -52,16 +53,16 @@ template <typename T>
 __device__ __forceinline__ void load_gated_tile(uint32_t tile, const CUtensorMap* map, const CUtensorMap* up_map,
                                                 uint32_t barrier, uint16_t mask, int part, int32_t first_idx,
                                                 int32_t k_idx, int32_t inner, int32_t outer) {
-  constexpr int kSharers = T::Config::kClusterM;
+  constexpr int kMulticast = T::Config::kClusterM;
   using Half = OperandTile<typename T::Operands::B, T::Config::kTileN / 2, T::kTileK>;
   if constexpr (Half::kIsKMajor) {
-    // Of the two blocks that share the tile, each loads the rows of one matrix.
-    static_assert(kSharers == 2, "a part of the tile is of one matrix");
+    // Each of the two CTAs that receive the tile loads the rows of one matrix.
+    static_assert(kMulticast == 2, "a part of the tile is of one matrix");
     ptx::tma_load_4d_multicast(tile + part * Half::kBytes, part == 0 ? map : up_map, barrier, mask, k_idx, first_idx,
                                inner, outer);
   } else {
-    load_tile<Half, kSharers>(tile, map, barrier, mask, part, first_idx, k_idx, inner, outer);
-    load_tile<Half, kSharers>(tile + Half::kBytes, up_map, barrier, mask, part, first_idx, k_idx, inner, outer);
+    load_tile<Half, kMulticast>(tile, map, barrier, mask, part, first_idx, k_idx, inner, outer);
+    load_tile<Half, kMulticast>(tile + Half::kBytes, up_map, barrier, mask, part, first_idx, k_idx, inner, outer);
   }
 }
 
@@ -79,7 +80,7 @@ class Loader {
         pipeline_(pipeline),
         rank_m_(cta_rank % Config::kClusterM),
         rank_n_(cta_rank / Config::kClusterM % Config::kClusterN) {
-    // Blocks of one row of the cluster share A, those of one column share B.
+    // A is multicast along a row of the cluster, B along a column.
     constexpr uint32_t kColumnMask = (1u << Config::kClusterM) - 1;
     uint32_t row_mask = 0;
     for (int i = 0; i < Config::kClusterN; ++i) row_mask |= 1u << (i * Config::kClusterM + rank_m_);

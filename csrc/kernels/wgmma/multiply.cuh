@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/wgmma/factors.cuh"
+#include "kernels/wgmma/scales.cuh"
 #include "kernels/wgmma/traits.cuh"
 #include "ptx/shared_memory.cuh"
 #include "ptx/wgmma.cuh"
@@ -52,8 +52,8 @@ class Fragments<Tile, tile::Source::kTransposed> {
 // acc (+)= A * B of one k block whose tiles start at shared addresses a and b, for the first kWidth of
 // B's columns and the first kSteps instructions along K. Returns with these multiplications
 // under way; those of the k block before are done when `release_previous` runs.
-template <typename T, int kWidth = T::Config::kTileN, int kSteps = T::kSteps, int kBlocks, int kSums, typename Release>
-__device__ __forceinline__ void multiply_from_shared(float (&acc)[kBlocks][kSums], uint32_t a, uint32_t b,
+template <typename T, int kWidth = T::Config::kTileN, int kSteps = T::kSteps, int kBlocks, int kAccs, typename Release>
+__device__ __forceinline__ void multiply_from_shared(float (&acc)[kBlocks][kAccs], uint32_t a, uint32_t b,
                                                      bool accumulate, Release release_previous) {
   using Mma = typename T::Mma;
   constexpr bool kTransA = !T::A::kIsKMajor, kTransB = !T::B::kIsKMajor;
@@ -83,11 +83,12 @@ __device__ __forceinline__ void multiply_from_shared(float (&acc)[kBlocks][kSums
   release_previous();
 }
 
-// sums += A * B of one k block, times its factors: what the tensor core has added up of it, from zero, is added to
-// float32 sums, part by part. `release` runs when nothing reads the stage any more.
+// acc += A * B of one k block, times its block scales: the tensor core accumulates the k block from zero, and its
+// accumulators are promoted, that is, added to float32 registers, part by part. `release` runs when nothing reads the
+// stage any more.
 template <typename T, int kWidth = T::Config::kTileN, typename Release>
-__device__ __forceinline__ void multiply_and_promote(float (&sums)[T::kBlocksM][T::Config::kTileN / 2], uint32_t a,
-                                                     uint32_t b, const Factors<T>& factors, Release release) {
+__device__ __forceinline__ void multiply_and_promote(float (&acc)[T::kBlocksM][T::Config::kTileN / 2], uint32_t a,
+                                                     uint32_t b, const Scales<T>& scales, Release release) {
   // Where not all columns are used, of two parts along them each has half of those.
   constexpr int kBlocks = T::kPartBlocks, kHalf = (kWidth / 2 + 7) / 8 * 8;
   constexpr int kColumns = kWidth <= T::kPartColumns ? kWidth : kHalf;
@@ -95,17 +96,17 @@ __device__ __forceinline__ void multiply_and_promote(float (&sums)[T::kBlocksM][
   for (int block = 0; block < T::kBlocksM; block += kBlocks) {
 #pragma unroll
     for (int column = 0; column < kWidth; column += kColumns) {
-      float acc[kBlocks][kColumns / 2];
+      float partial[kBlocks][kColumns / 2];
       // mutant: no_promotion, half_of_the_rows, half_of_the_columns, not_started_anew
-      multiply_from_shared<T, kColumns>(acc, a + block * 8192, b + column * 128, false, [] {});
-      const auto held = factors.template load<kBlocks, kColumns>(block, column);
+      multiply_from_shared<T, kColumns>(partial, a + block * 8192, b + column * 128, false, [] {});
+      const auto held = scales.template load<kBlocks, kColumns>(block, column);
       ptx::wgmma_wait_group<0>();  // mutant: not_waited_for
 #pragma unroll
-      for (int i = 0; i < kBlocks; ++i) ptx::wgmma_fence_operand<T::kIsInteger>(acc[i]);
+      for (int i = 0; i < kBlocks; ++i) ptx::wgmma_fence_operand<T::kIsInteger>(partial[i]);
       // mutant: released_after_the_first_part
       const bool is_last = block + kBlocks == T::kBlocksM && column + kColumns >= kWidth;
       if (is_last && !held.kReadsStage) release();  // mutant: released_too_early
-      held.add(sums, acc, block, column);
+      held.promote(acc, partial, block, column);
       if (is_last && held.kReadsStage) release();
     }
   }

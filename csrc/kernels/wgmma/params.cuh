@@ -45,10 +45,10 @@ struct Symmetric : Base {
   int32_t side;
 };
 
-// The factors of an operand's blocks: of row r and k block i that at rows.divide(r) * row_stride +
-// k_blocks.divide(i) * k_stride in a matrix of the batch. `end`: the k blocks that there are. `up_data`: of a gated
-// product, those of its second matrix.
-struct StridedFactors {
+// Block scales of an operand: the scale of row r and k block i is at rows.divide(r) * row_stride +
+// k_blocks.divide(i) * k_stride in a matrix of the batch. `end`: the number of k blocks. `up_data`: the scales of up in
+// a gated product.
+struct StridedScales {
   const float *data, *up_data;
   int64_t outer_stride, inner_stride, k_stride;
   Divisor rows, k_blocks;
@@ -63,11 +63,11 @@ struct Params {
   PersistentGrid grid;
   // 0 where an operand is broadcast along that level, else 1.
   int32_t a_outer, a_inner, b_outer, b_inner;
-  int32_t num_splits;  // parts of K written as separate batches of D
-  // Each block multiplies this many k blocks of a tile, at least one; the part number 0 of K begins at the k block
+  int32_t num_splits;  // splits of K written as separate batches of D
+  // Each block multiplies this many k blocks of a tile, at least one; the split number 0 of K begins at the k block
   // `first_k_block`. Past the end of K they load zeros.
   int32_t k_blocks, first_k_block;
-  StridedFactors a_factors, b_factors;  // of operands that are scaled
+  StridedScales a_scales, b_scales;  // of operands that are scaled
   FloatType out_type;
   bool store_with_tma;
   int32_t stages;  // of the ring, where that is not Traits::kStages

@@ -12,8 +12,8 @@ namespace tcgemm::wgmma_family {
 
 // Initialises the barriers of a block of kernel.cuh while warp 0 looks for what to load first.
 inline constexpr int kInitializingWarp = 1;
-// This one and the next load the factors of operands that are scaled by blocks.
-inline constexpr int kFirstFactorWarp = 2, kFactorThreads = 64;
+// This warp and the next load the block scales of the operands.
+inline constexpr int kFirstScaleWarp = 2, kScaleThreads = 64;
 
 // Rank of this block in its cluster. A grid of single blocks is launched without clusters.
 template <typename Config>
@@ -60,7 +60,7 @@ struct Pipeline {
   // By the producer, where it stands after its last load: waits until all stages have been released. No
   // block may leave while other blocks' arrivals and multicasts to it are under way, and these are the last.
   __device__ __forceinline__ void drain(PipelineState state) const {
-    if constexpr (Config::kSharers > 1) {
+    if constexpr (Config::kMulticast > 1) {
 #pragma unroll 1
       for (int i = 0; i < state.stages; ++i, state.advance()) ptx::mbarrier_wait(empty(state.stage), state.phase ^ 1);
     }
@@ -94,7 +94,7 @@ struct BlockStart {
   static __device__ __forceinline__ void wait(int warp) {
     if constexpr (Config::kClusterSize > 1) {
       ptx::cluster_wait();
-    } else if (warp == 0 || (T::kIsScaled && warp >= kFirstFactorWarp && warp < 4)) {
+    } else if (warp == 0 || (T::kIsScaled && warp >= kFirstScaleWarp && warp < 4)) {
       ptx::named_barrier_sync(kProducerBarrier, kProducerThreads);
     } else if (warp >= 4) {
       ptx::named_barrier_sync(kConsumerBarrier, kConsumerThreads);
@@ -104,7 +104,7 @@ struct BlockStart {
 
  private:
   // Loading warps wait for the initialising one only.
-  static constexpr uint32_t kProducerBarrier = 14, kProducerThreads = 64 + (T::kIsScaled ? kFactorThreads : 0);
+  static constexpr uint32_t kProducerBarrier = 14, kProducerThreads = 64 + (T::kIsScaled ? kScaleThreads : 0);
   static constexpr uint32_t kConsumerBarrier = 15, kConsumerThreads = 32 + 128 * Config::kConsumers;
 };
 

@@ -24,10 +24,10 @@ using tile::Major;
 Major major_of_b(const Shape& shape, Major a) { return shape.swapped ? Major::kK : a; }
 
 // Of form rows: of configs whose blocks share the tokens, and of those whose blocks share the weights.
-constexpr Features kOfTokens{Feature::kFunction, Feature::kBlockFactors};
-constexpr Features kOfWeights{Feature::kFunction, Feature::kGated, Feature::kGathered, Feature::kBlockFactors};
+constexpr Features kOfTokens{Feature::kFunction, Feature::kBlockScales};
+constexpr Features kOfWeights{Feature::kFunction, Feature::kGated, Feature::kGathered, Feature::kBlockScales};
 // Of form contraction.
-constexpr Features kOfContraction{Feature::kBlockFactors, Feature::kTokensLast};
+constexpr Features kOfContraction{Feature::kBlockScales, Feature::kTokensLast};
 
 // Only called with names from configs().
 int find_base(std::string_view config) {
@@ -101,8 +101,8 @@ class WgmmaRagged final : public RaggedImplementation {
   std::string reject_rest(const RaggedProblem& p, const Device& device, std::string_view config) const override {
     if (std::string rule = reject_other_devices(device, 90); !rule.empty()) return rule;
     // A function may give anything.
-    const DType sums = p.compute == Compute::kS32 ? DType::kS32 : DType::kF32;
-    const DType out = p.epilogue.function.is_none() ? p.out : sums;
+    const DType accumulator = p.compute == Compute::kS32 ? DType::kS32 : DType::kF32;
+    const DType out = p.epilogue.function.is_none() ? p.out : accumulator;
     if (std::string rule = reject_types(p.in, p.in, p.compute, out, type_rules()); !rule.empty()) return rule;
     const Instruction& x = *grouped_instructions()[number_of_instruction(p)];
     if (!x.a.takes(Major::kMN) && !p.is_rows() && !p.tokens_last) {
@@ -124,8 +124,8 @@ class WgmmaRagged final : public RaggedImplementation {
     if (p.gathered && !p.is_rows()) return "rows of a contraction cannot be gathered";
     if (p.gathered && p.a_rows * ((p.k + 7) / 8) > INT32_MAX) return "gathered rows must have at most 2^34 elements";
     if (p.gathered && p.b_transposed) return "b must lie as (groups, k, n) where a has gathered rows";
-    const bool may_scale = x.promotes || (follow_sums(p) && x.compute != Compute::kS32);
-    if (std::string rule = reject_factors(p.factors, p.m, p.n, p.k, may_scale); !rule.empty()) return rule;
+    const bool may_scale = x.promotes || (scales_at_the_end(p) && x.compute != Compute::kS32);
+    if (std::string rule = reject_scales(p.scales, p.m, p.n, p.k, may_scale); !rule.empty()) return rule;
     return reject_config(p, kRaggedConfigs[find_base(config)]);
   }
 
@@ -144,21 +144,21 @@ class WgmmaRagged final : public RaggedImplementation {
     Status found = with_kernel_of(p, config, [&](const KernelReference& x) { return x.find(device, &call.kernel); });
     if (!found.is_ok()) return found;
     call.geometry = geometry_of(p, base.shape);
-    if (!p.factors.is_none()) {
-      call.a_factors = {buffers.a_factors, p.factors.a(), p.m};
-      call.b_factors = {buffers.b_factors, p.factors.b(), p.n};
+    if (!p.scales.is_none()) {
+      call.a_scales = {buffers.a_scales, p.scales.a(), p.m};
+      call.b_scales = {buffers.b_scales, p.scales.b(), p.n};
       if (p.epilogue.gated) {
         // Gate and up in turn.
-        int64_t& stride = call.b_factors.blocks.batch_inner_stride;
-        call.b_factors.up_data = static_cast<const float*>(buffers.b_factors) + stride;
+        int64_t& stride = call.b_scales.blocks.batch_inner_stride;
+        call.b_scales.up_data = static_cast<const float*>(buffers.b_scales) + stride;
         stride *= 2;
       }
-      if (follow_sums(p)) {
-        for (OperandFactors* x : {&call.a_factors, &call.b_factors}) {
+      if (scales_at_the_end(p)) {
+        for (OperandScales* x : {&call.a_scales, &call.b_scales}) {
           if (x->blocks.rows > 1) x->blocks.row_stride = 0;
         }
       }
-      if (p.is_rows()) std::swap(call.a_factors, call.b_factors);
+      if (p.is_rows()) std::swap(call.a_scales, call.b_scales);
     }
     call.problem = &p;
     call.all_buffers = &buffers;
@@ -175,12 +175,13 @@ class WgmmaRagged final : public RaggedImplementation {
   // Of the instruction's A: weights with rows of N, or the tokens of a contraction.
   static Major major_of_a(const RaggedProblem& p) { return p.b_transposed || p.tokens_last ? Major::kK : Major::kMN; }
 
-  // Whether factors are for all of K, of one row or of all, so that a contraction multiplies its sums by them once.
-  static bool follow_sums(const RaggedProblem& p) {
-    const auto is_of_sums = [&](const BlockFactors& x, int64_t rows) {
+  // Whether block scales are for all of K, of one row or of all, so that a contraction multiplies its accumulators by
+  // them once.
+  static bool scales_at_the_end(const RaggedProblem& p) {
+    const auto is_of_all_k = [&](const BlockScales& x, int64_t rows) {
       return x.depth >= p.k && (x.rows == 1 || x.rows >= rows);
     };
-    return !p.is_rows() && !p.factors.is_none() && is_of_sums(p.factors.a(), p.m) && is_of_sums(p.factors.b(), p.n);
+    return !p.is_rows() && !p.scales.is_none() && is_of_all_k(p.scales.a(), p.m) && is_of_all_k(p.scales.b(), p.n);
   }
 
   // How both operands lie in the stages.
@@ -188,10 +189,10 @@ class WgmmaRagged final : public RaggedImplementation {
     const int bytes = static_cast<int>(dtype_bytes(p.in));
     const Major a = major_of_a(p);
     Geometry geometry{shape, {bytes, a}, {bytes, major_of_b(shape, a)}};
-    if (!p.factors.is_none() && !follow_sums(p)) {
-      geometry.a.scaled_rows = OperandFactors::rows_of_a(p.is_rows() ? p.factors.b() : p.factors.a());
+    if (!p.scales.is_none() && !scales_at_the_end(p)) {
+      geometry.a.scaled_rows = OperandScales::rows_of_a(p.is_rows() ? p.scales.b() : p.scales.a());
       // Of form rows groups, and so tiles, begin at any token.
-      geometry.b.scaled_rows = p.is_rows() ? 1 : OperandFactors::rows_of_b(p.factors.b(), shape.tile_n, false);
+      geometry.b.scaled_rows = p.is_rows() ? 1 : OperandScales::rows_of_b(p.scales.b(), shape.tile_n, false);
     }
     return geometry;
   }
@@ -202,7 +203,7 @@ class WgmmaRagged final : public RaggedImplementation {
                                                                        Visitor&& f) const {
     const int base_idx = find_base(config);
     const size_t number = number_of_instruction(p);
-    if (p.epilogue.function.is_none() && (p.factors.is_none() || follow_sums(p))) {
+    if (p.epilogue.function.is_none() && (p.scales.is_none() || scales_at_the_end(p))) {
       const size_t row = base_idx * grouped_instructions().size() + number;
       return f(kernels_[row * 2 + (major_of_a(p) == Major::kMN)]);
     }

@@ -31,7 +31,7 @@ struct ZeroRows {
   }
 };
 
-// That of a kernel's warpgroup, if it has one. Made before the sums are known.
+// That of a kernel's warpgroup, if it has one. Constructed before the accumulators are complete.
 template <typename T, typename Epilogue>
 struct FunctionOfTokens {
   __device__ __forceinline__ FunctionOfTokens(const Epilogue&, int32_t, int32_t, const RaggedWork&) {}
@@ -40,10 +40,10 @@ struct FunctionOfTokens {
 template <typename T, typename F>
 class FunctionOfTokens<T, Function<F>> {
   using Config = typename T::Config;
-  static constexpr int kBlocksM = T::kBlocksM, kSums = F::kIsGated ? Config::kTileN : Config::kTileN / 2;
+  static constexpr int kBlocksM = T::kBlocksM, kAccs = F::kIsGated ? Config::kTileN : Config::kTileN / 2;
   // Of more than one tile each is made when it is due.
   static constexpr bool kHasOne = F::kIsGated || kBlocksM == 1;
-  using Tile = FunctionOfTile<F, true, 1, kSums>;
+  using Tile = FunctionOfTile<F, true, 1, kAccs>;
 
  public:
   // (column, work): where D's part begins. Rows of no group are given nothing.
@@ -67,11 +67,11 @@ class FunctionOfTokens<T, Function<F>> {
         F::store(zeros);  // mutant: no_zeros
       } else {
         epilogue::NoMatrices no_boxes;
-        auto& sums = reinterpret_cast<float (&)[1][kSums]>(acc);
+        auto& accs = reinterpret_cast<float (&)[1][kAccs]>(acc);
         if constexpr (kHasOne) {
-          first_.apply(sums, no_boxes);
+          first_.apply(accs, no_boxes);
         } else {
-          Tile(params_, begin, work.n_idx, place_).apply(sums, no_boxes);
+          Tile(params_, begin, work.n_idx, place_).apply(accs, no_boxes);
         }
       }
       if constexpr (F::kStoresRows) {

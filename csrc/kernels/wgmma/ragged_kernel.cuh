@@ -10,18 +10,18 @@
 //   contraction  A and B: columns of both operands; K goes over a group's tokens. The last k block is
 //                loaded as a whole; of its rows beyond the group the consumers overwrite with zeros
 //                what they then multiply by, so that 0 * 0 is all that those add. Tokens last, in rows
-//                of both, a k block begins at a multiple of its length, so that it has the factors of
+//                of both, a k block begins at a multiple of its length, so that it has the scales of
 //                one block: of the first and of the last one what is not the group's is overwritten.
 //
 // Roles (384 threads):
 //   warp 0 (one thread)  producer: keeps kStages loads in flight
 //   warp 1               finds the tiles and pushes them into the ring
-//   warps 2, 3           copy the tokens where they are gathered (ragged_gather.cuh); or load factors of blocks
+//   warps 2, 3           copy the tokens where they are gathered (ragged_gather.cuh); or load block scales
 //   warpgroups 1, 2      consumers, each of half of the tile's rows
 //
 // Pipelines (arrivals that complete a phase):
-//   full[stage]   1 (the producer's expect_tx) + the bytes loaded; gathered, or with factors: + 64
-//   empty[stage]  one for each consumer warpgroup that reads the stage, or each of its warps where it reads factors,
+//   full[stage]   1 (the producer's expect_tx) + the bytes loaded; gathered, or with scales: + 64
+//   empty[stage]  one for each consumer warpgroup that reads the stage, or each of its warps where it reads scales,
 //                 from each block of the cluster
 //   ring          see WorkRing: full 1, empty 1 + 256, or 1 + 64 + 256
 //
@@ -107,20 +107,20 @@ __device__ __forceinline__ void zero_other_tokens(uint32_t stage, int32_t begin,
   ptx::named_barrier_sync(1 + Config::kConsumers, 128 * Config::kConsumers);  // mutant: not_before_it_is_multiplied
 }
 
-// Factors of a tile's rows and columns, where each is for all of K: a thread has those of its own rows, and of columns
-// its part of those that its warp has.
+// Per-row and per-column scales of a tile, each for all of K: a thread has the scales of its own rows, and its part of
+// the scales of its warp's columns.
 template <typename T>
-class FactorsOfSums {
+class AccumulatorScales {
   static constexpr int kGroups = T::Config::kTileN / 8;  // of eight columns, of which four threads have two each
 
  public:
-  // To be made before the sums are known, so that they need not wait for the factors.
+  // Constructed before the accumulators are complete, so that they need not wait for the scales.
   template <typename Epilogue>
-  __device__ __forceinline__ FactorsOfSums(const Params<Epilogue>& params, int32_t m_idx, int32_t n_idx, int32_t entry,
-                                           int thread_idx)
-      : is_scaled_(params.a_factors.data != nullptr), lane_(thread_idx % 32) {
-    // Of rows that there are not, any: their sums are not stored.
-    const auto factor = [&](const StridedFactors& of, int32_t row) {
+  __device__ __forceinline__ AccumulatorScales(const Params<Epilogue>& params, int32_t m_idx, int32_t n_idx,
+                                               int32_t entry, int thread_idx)
+      : is_scaled_(params.a_scales.data != nullptr), lane_(thread_idx % 32) {
+    // Rows past the end take any scale: their accumulators are not stored.
+    const auto scale = [&](const StridedScales& of, int32_t row) {
       if (!is_scaled_) return 1.0f;
       // mutant: of_all_alike
       return __ldcg(of.data + entry * of.outer_stride + min(row, of.num_rows - 1) * of.row_stride);
@@ -130,20 +130,20 @@ class FactorsOfSums {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = block * 64 + thread_idx / 32 * 16 + half * 8 + lane_ / 4;
-        of_rows_[block][half] = factor(params.a_factors, m_idx + row);  // mutant: row_factors_of_the_first_tile
+        of_rows_[block][half] = scale(params.a_scales, m_idx + row);  // mutant: row_scales_of_the_first_tile
       }
     }
 #pragma unroll
     for (int i = 0; i < kGroups; i += 8) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        // mutant: column_factors_of_the_first_tile
-        of_columns_[i / 8][j] = factor(params.b_factors, n_idx + (i + lane_ / 4) * 8 + lane_ % 4 * 2 + j);
+        // mutant: column_scales_of_the_first_tile
+        of_columns_[i / 8][j] = scale(params.b_scales, n_idx + (i + lane_ / 4) * 8 + lane_ % 4 * 2 + j);
       }
     }
   }
 
-  __device__ __forceinline__ void apply(float (&sums)[T::kBlocksM][T::Config::kTileN / 2]) const {
+  __device__ __forceinline__ void apply(float (&acc)[T::kBlocksM][T::Config::kTileN / 2]) const {
     if (!is_scaled_) return;
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
@@ -153,8 +153,8 @@ class FactorsOfSums {
         const float of_column = __shfl_sync(~0u, of_columns_[group / 8][j], group % 8 * 4 + lane_ % 4);
 #pragma unroll
         for (int block = 0; block < T::kBlocksM; ++block) {
-          sums[block][group * 4 + j] *= of_rows_[block][0] * of_column;
-          sums[block][group * 4 + 2 + j] *= of_rows_[block][1] * of_column;  // mutant: of_the_row_before
+          acc[block][group * 4 + j] *= of_rows_[block][0] * of_column;
+          acc[block][group * 4 + 2 + j] *= of_rows_[block][1] * of_column;  // mutant: of_the_row_before
         }
       }
     }
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     ptx::prefetch_tensormap(&gemm.a_map);
     ptx::prefetch_tensormap(&gemm.d_map);
     // mutant: nobody_waits_for_them
-    pipeline.init(gathers ? 1 + T::kGatherThreads : T::kIsScaled ? 1 + kFactorThreads : 1);
+    pipeline.init(gathers ? 1 + T::kGatherThreads : T::kIsScaled ? 1 + kScaleThreads : 1);
     ring.init();
     ptx::fence_mbarrier_init();
   }
@@ -302,19 +302,19 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       if (threadIdx.x % 32 == 0) ring.push(work);
     } else if (warp >= 2) {
       if constexpr (T::kIsScaled) {
-        FactorLoader<T, Epilogue> factors(gemm, shared, pipeline, threadIdx.x - 32 * kFirstFactorWarp);
+        ScaleLoader<T, Epilogue> scales(gemm, shared, pipeline, threadIdx.x - 32 * kFirstScaleWarp);
         PipelineState state{T::kStages};
         for (;;) {
           const RaggedWork work = ring.pop();
           if (work.tokens.group == RaggedWork::kEnd) break;
-          // mutant: factors_of_the_first_k_block
+          // mutant: scales_of_the_first_k_block
           const int32_t first_k_block = T::kIsRows ? 0 : first_token(work) / T::kTileK;
-          // mutant: factors_of_the_first_columns, factors_of_the_first_tokens, factors_of_the_first_group
-          factors.begin(work.m_idx, work.n_idx, params.entry, work.tokens.group, first_k_block);
+          // mutant: scales_of_the_first_columns, scales_of_the_first_tokens, scales_of_the_first_group
+          scales.begin(work.m_idx, work.n_idx, params.entry, work.tokens.group, first_k_block);
           const int32_t k_blocks = num_k_blocks(work);
           for (int32_t i = 0; i < k_blocks; ++i, state.advance()) {
             ptx::mbarrier_wait(pipeline.empty(state.stage), state.phase ^ 1);
-            factors.load(state.stage);
+            scales.load(state.stage);
           }
         }
       }
@@ -353,7 +353,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     };
 
     const int first_row = consumer * T::kRowsPerGroup;
-    [[maybe_unused]] Factors<T> factors(shared, first_row, thread_idx);
+    [[maybe_unused]] Scales<T> scales(shared, first_row, thread_idx);
     PipelineState state{T::kStages};
     for (;;) {
       const RaggedWork work = ring.pop_by_warp();
@@ -373,7 +373,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 #pragma unroll
       for (int block = 0; block < T::kBlocksM; ++block) {
 #pragma unroll
-        for (int i = 0; i < Config::kTileN / 2; ++i) acc[block][i] = 0.0f;  // mutant: sums_of_the_tile_before
+        for (int i = 0; i < Config::kTileN / 2; ++i) acc[block][i] = 0.0f;  // mutant: accumulators_of_the_tile_before
       }
       const auto multiply = [&](auto width) {
         [[maybe_unused]] int previous_stage = -1;
@@ -381,8 +381,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           const uint32_t a = shared + state.stage * T::kStageBytes + first_row * 128;
           const uint32_t b = shared + state.stage * T::kStageBytes + T::kABytes;
           if constexpr (T::kPromotes) {
-            factors.go_to(state.stage);  // mutant: another_stages
-            multiply_and_promote<T, decltype(width)::value>(acc, a, b, factors, [&] { release(state.stage); });
+            scales.go_to(state.stage);  // mutant: another_stages
+            multiply_and_promote<T, decltype(width)::value>(acc, a, b, scales, [&] { release(state.stage); });
           } else {
             multiply_from_shared<T, decltype(width)::value, decltype(steps)::value>(acc, a, b, true, [&] {
               if (previous_stage >= 0) release(previous_stage);
@@ -427,9 +427,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       } else {
         constexpr std::integral_constant<int, Config::kTileN> width;
         if constexpr (T::kTokensLast && !T::kIsScaled && !T::kIsInteger) {
-          const FactorsOfSums<T> of_sums(gemm, work.m_idx + first_row, work.n_idx, params.entry, thread_idx);
+          const AccumulatorScales<T> of_acc(gemm, work.m_idx + first_row, work.n_idx, params.entry, thread_idx);
           multiply(width);
-          of_sums.apply(acc);
+          of_acc.apply(acc);
         } else {
           multiply(width);
         }

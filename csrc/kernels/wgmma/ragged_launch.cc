@@ -56,8 +56,8 @@ Status launch(const RaggedCall& call) {
   gemm.m = static_cast<int32_t>(shape.swapped ? p.n : p.m);
   gemm.n = static_cast<int32_t>(shape.swapped ? p.m : p.n);
   gemm.k = static_cast<int32_t>(p.k);
-  gemm.a_factors = strided(call.a_factors, p.k);
-  gemm.b_factors = strided(call.b_factors, p.k);
+  gemm.a_scales = strided(call.a_scales, p.k);
+  gemm.b_scales = strided(call.b_scales, p.k);
   gemm.out_type = float_type(p.out);
   gemm.d = buffers.d;
   gemm.ldd = p.n;

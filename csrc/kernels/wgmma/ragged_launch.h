@@ -11,7 +11,7 @@ struct RaggedCall {
   Kernel* kernel;
   Geometry geometry;
   // Of the instruction's operands, of all entries; without data where there are none.
-  OperandFactors a_factors, b_factors;
+  OperandScales a_scales, b_scales;
   const RaggedProblem* problem;
   int64_t entry;
   RaggedBuffers buffers;             // of the entry

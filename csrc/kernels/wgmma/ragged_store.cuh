@@ -15,12 +15,12 @@ template <typename Out, int kRowBytes>
 __device__ __forceinline__ void copy_rows(uint32_t buffer, Out* d, int64_t ldd, int32_t rows, int32_t columns,
                                           bool aligned, int thread_idx) {
   if (aligned) {
-    constexpr int kPieces = kRowBytes / 16, kPieceColumns = 16 / sizeof(Out);
-    const int piece = thread_idx % kPieces;
-    if (piece * kPieceColumns >= columns) return;
-    for (int row = thread_idx / kPieces; row < rows; row += 128 / kPieces) {
-      *reinterpret_cast<uint4*>(d + row * ldd + piece * kPieceColumns) =
-          ptx::ld_shared_v4_u32(buffer + swizzle<kRowBytes>(row * kRowBytes + piece * 16));
+    constexpr int kChunks = kRowBytes / 16, kChunkColumns = 16 / sizeof(Out);
+    const int chunk = thread_idx % kChunks;
+    if (chunk * kChunkColumns >= columns) return;
+    for (int row = thread_idx / kChunks; row < rows; row += 128 / kChunks) {
+      *reinterpret_cast<uint4*>(d + row * ldd + chunk * kChunkColumns) =
+          ptx::ld_shared_v4_u32(buffer + swizzle<kRowBytes>(row * kRowBytes + chunk * 16));
     }
   } else {
     constexpr int kColumns = kRowBytes / sizeof(Out);

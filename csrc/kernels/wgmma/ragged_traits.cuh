@@ -28,8 +28,8 @@ struct RaggedTraits : Traits<Config, Mma, Operands> {
   // Whether warps 2 and 3 may gather the tokens.
   static constexpr bool kMayGather = kSharesWeights && !Base::A::kIsKMajor;
   static constexpr int kGatherThreads = kMayGather ? 64 : 0;
-  // The producer, those that gather or load factors and both consumers read what tile comes next.
-  static constexpr int kLoaders = kGatherThreads + (Base::kIsScaled ? kFactorThreads : 0);
+  // The producer, those that gather or load scales and both consumers read what tile comes next.
+  static constexpr int kLoaders = kGatherThreads + (Base::kIsScaled ? kScaleThreads : 0);
   using Ring = WorkRing<1 + kLoaders + 128 * Config::kConsumers>;
   static constexpr int kRingOffset = ring_offset(Base::kGeometry);
 
@@ -52,7 +52,7 @@ struct RaggedTraits : Traits<Config, Mma, Operands> {
   static_assert(!kSharesWeights || (kIsRows && (kMayGather || Epilogue::kIsGated)),
                 "weights that are shared have rows of N, or are both matrices of a gated product");
   static_assert(kIsRows || kTokensLast || !Base::kPromotes, "k blocks begin at any token");
-  static_assert(!(Base::kIsScaled && kMayGather), "warps 2 and 3 load tokens or factors");
+  static_assert(!(Base::kIsScaled && kMayGather), "warps 2 and 3 load tokens or scales");
   static_assert(kIsRows || !Epilogue::kIsFunction, "a contraction has no epilogue");
   static_assert(kSharesWeights || !Epilogue::kIsGated, "of both matrices a tile has 64 columns in turns");
 };

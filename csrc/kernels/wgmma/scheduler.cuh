@@ -18,7 +18,7 @@ struct Work {
 };
 
 // Walks the tiles of one cluster, groups being so wide (Shape::tiles_along_longer) that neighbours on the chip share
-// panels or, where K is split, a part of K.
+// panels or, where K is split, a split of K.
 template <typename Config, typename Epilogue>
 class TileWalk {
  public:
@@ -69,9 +69,9 @@ class TileWalk {
     work.n_idx = min((place.n_idx * Config::kClusterN + rank_n) * kColumns, grid.last_n);
     work.split_idx = grid.batch.divide(place.batch_idx);
     work.batch_idx = place.batch_idx - work.split_idx * params.batch;
-    int32_t part = work.split_idx;
-    if constexpr (Config::kClusterK > 1) part = part * Config::kClusterK + rank_;
-    work.first_k_block = params.first_k_block + part * params.k_blocks;
+    int32_t split = work.split_idx;
+    if constexpr (Config::kClusterK > 1) split = split * Config::kClusterK + rank_;
+    work.first_k_block = params.first_k_block + split * params.k_blocks;
     return work;
   }
 

@@ -38,8 +38,8 @@ struct Traits {
   static constexpr bool kRegisterA = A::kSource != tile::Source::kShared;
   static constexpr int kABytes = kGeometry.a_bytes(), kStageBytes = kGeometry.stage_bytes();
   static constexpr int kLoadedBytes = A::kBytes + B::kBytes;
-  // Of 8-bit floats, whose sums the tensor core does not keep in full: each k block has its own, which are added to
-  // others.
+  // Of 8-bit floats, whose accumulators the tensor core does not keep in full: each k block has its own, which are
+  // added to others.
   static constexpr bool kPromotes = Mma::kPromoteEvery != 0;
   // Of one part of a tile, with accumulators of its own until they are promoted: half its rows, or its columns.
   static constexpr int kParts = kPromotes ? Config::kShape.promoted_parts() : 1;
@@ -47,8 +47,8 @@ struct Traits {
   static constexpr int kSecondPart = kPromotes ? Config::kShape.promoted_column() : 0;
   static constexpr int kPartColumns = kSecondPart != 0 ? kSecondPart : Config::kTileN;
   static constexpr int kAccumulators =
-      Config::kShape.sums_per_thread() + (kPromotes ? kPartBlocks * kPartColumns / 2 : 0);
-  // Whether promoted sums are multiplied by factors of their k block, which threads of a warp load.
+      Config::kShape.accumulators_per_thread() + (kPromotes ? kPartBlocks * kPartColumns / 2 : 0);
+  // Whether the accumulators of a k block are multiplied by its block scales at promotion.
   static constexpr bool kIsScaled = A::kScaledRows != 0;
   // Of each thread once its role is known, together at most what a block has at launch. The producer
   // needs 40 for multicast; fragments of A need 160 where accumulators are 96.
@@ -65,7 +65,7 @@ struct Traits {
   static constexpr int kTmaStoreBuffers = kGeometry.tma_store_buffers();
   static constexpr int kStoreOffset = kGeometry.store_offset();
   static constexpr int kPartialOffset = kGeometry.partial_offset(), kBarrierOffset = kGeometry.barrier_offset();
-  static constexpr int kFactorOffset = kGeometry.factor_offset(), kFactorBytes = kGeometry.factor_bytes();
+  static constexpr int kScaleOffset = kGeometry.scale_offset(), kScaleBytes = kGeometry.scale_bytes();
   static constexpr int kNumBarriers = kGeometry.num_barriers();
 
   static_assert(Config::kTileM % 64 == 0 && kBlocksM >= 1, "wgmma multiplies 64 rows at a time");
@@ -82,13 +82,14 @@ struct Traits {
                 "it takes the elements there as they are");
   // Of integers accumulators are int32, held in registers of float32 as those bits.
   static constexpr bool kIsInteger = std::is_same_v<typename Mma::Accumulator, int32_t>;
-  static_assert(kIsInteger || std::is_same_v<typename Mma::Accumulator, float>, "sums have 32 bits");
+  static_assert(kIsInteger || std::is_same_v<typename Mma::Accumulator, float>, "accumulators have 32 bits");
   static_assert(!kPromotes || (Mma::kPromoteEvery == kTileK && !kRegisterA && kParts > 0),
                 "promoted with each k block, from one set of registers to another");
   static_assert(B::kIsKMajor || kSecondPart == 0,
                 "descriptors of an N-major B leave too few registers for parts of columns");
   static_assert(kBlocksM <= 2, "a tile's parts are its rows or its columns");
-  static_assert(!kIsScaled || (kPromotes && B::kScaledRows != 0), "sums of a k block have factors of both operands");
+  static_assert(!kIsScaled || (kPromotes && B::kScaledRows != 0),
+                "the accumulators of a k block have scales of both operands");
 };
 
 }  // namespace tcgemm::wgmma_family

@@ -29,7 +29,7 @@ namespace wgmma_family {
 
 namespace {
 
-// Numbers of parts into which K can be split through the workspace: dense, for what is left of a wave is lost.
+// Numbers of splits of K through the workspace: dense, for what is left of a wave is lost.
 constexpr int kSplits[] = {2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16,
                            18, 20, 22, 24, 28, 32, 36, 40, 44, 48, 56, 64, 96, 128};
 
@@ -133,7 +133,7 @@ bool runs_epilogue(const Problem& p, const Parsed& parsed) {
 
 // Whether the config's kernel computes a symmetric D by half. A function that it runs makes D alone, stored by rows.
 bool runs_symmetric(const Problem& p, const Parsed& parsed) {
-  const bool is_plain = p.symmetric && !p.has_two_b() && p.factors.is_none();
+  const bool is_plain = p.symmetric && !p.has_two_b() && p.scales.is_none();
   if (!is_plain || kConfigs[parsed.base_idx].shape.symmetric_side() == 0) return false;
   const tcgemm::Function& function = p.epilogue.function;
   if (function.is_none() || !runs_epilogue(p, parsed)) return true;
@@ -155,22 +155,22 @@ struct Plan {
       return Source::make(input, b_data, p.b, p.n, p.k, p.b.transposed ? Major::kK : Major::kMN);
     };
     Plan plan = shape.swapped ? Plan{x, b(x->a), a(x->b)} : Plan{x, a(x->a), b(x->b)};
-    if (!p.factors.is_none()) {
-      plan.a.scaled_rows = OperandFactors::rows_of_a(factors(p, !shape.swapped));
+    if (!p.scales.is_none()) {
+      plan.a.scaled_rows = OperandScales::rows_of_a(scales(p, !shape.swapped));
       const bool gated = p.has_two_b() && runs_epilogue(p, parsed);
-      plan.b.scaled_rows = OperandFactors::rows_of_b(factors(p, shape.swapped), shape.tile_n, gated);
+      plan.b.scaled_rows = OperandScales::rows_of_b(scales(p, shape.swapped), shape.tile_n, gated);
     }
     return plan;
   }
 
-  static BlockFactors factors(const Problem& p, bool of_a) { return of_a ? p.factors.a() : p.factors.b(); }
+  static BlockScales scales(const Problem& p, bool of_a) { return of_a ? p.scales.a() : p.scales.b(); }
 };
 
 // Those of one operand.
-OperandFactors operand_factors(const Problem& p, const Buffers& buffers, bool of_a) {
-  if (p.factors.is_none()) return {};
-  if (of_a) return {buffers.a_factors, p.factors.a(), p.m};
-  return {buffers.b_factors, p.factors.b(), p.n, buffers.b_up_factors};
+OperandScales operand_scales(const Problem& p, const Buffers& buffers, bool of_a) {
+  if (p.scales.is_none()) return {};
+  if (of_a) return {buffers.a_scales, p.scales.a(), p.m};
+  return {buffers.b_scales, p.scales.b(), p.n, buffers.b_up_scales};
 }
 
 int64_t sums_bytes(const Problem& p, const Parsed& parsed) {
@@ -186,15 +186,15 @@ Source second_b(const Plan& plan, bool swapped, const void* data) {
 
 }  // namespace
 
-std::string reject_factors(const ProductFactors& factors, int64_t m, int64_t n, int64_t k, bool promotes) {
-  if (factors.is_none()) return "";
-  if (!promotes) return "factors of blocks are for sums that leave the tensor core with each of them";
-  for (const auto& [x, rows] : {std::pair{factors.a(), m}, std::pair{factors.b(), n}}) {
+std::string reject_scales(const ProductScales& scales, int64_t m, int64_t n, int64_t k, bool promotes) {
+  if (scales.is_none()) return "";
+  if (!promotes) return "block scales need accumulators that are promoted every k block";
+  for (const auto& [x, rows] : {std::pair{scales.a(), m}, std::pair{scales.b(), n}}) {
     if (x.depth % kScaledDepth != 0 && x.depth < k) {
-      return "blocks with factors must have a multiple of 128 of k, got " + std::to_string(x.depth);
+      return "the depth of block scales must be a multiple of 128 of k, got " + std::to_string(x.depth);
     }
     if (multiply_add(ceil_div(rows, x.rows), x.row_stride, 0) > INT32_MAX) {
-      return "factors of a matrix must lie within 2^31 - 1 elements";
+      return "block scales of a matrix must lie within 2^31 - 1 elements";
     }
   }
   return "";
@@ -228,7 +228,7 @@ class Wgmma final : public Implementation {
 
   Features features() const override {
     Features all = kEpilogueFeatures;
-    all.add(Feature::kBlockFactors);
+    all.add(Feature::kBlockScales);
     return all;
   }
 
@@ -247,7 +247,8 @@ class Wgmma final : public Implementation {
     const Shape& shape = kConfigs[parsed.base_idx].shape;
     const Instruction& instruction = *find_instruction(p, shape.swapped);
     if (instruction.promotes && shape.promoted_parts() == 0) {
-      return "config " + std::string(config) + " has too many sums for a second set in registers, to which those of " +
+      return "config " + std::string(config) +
+             " has too many accumulators for a second set in registers, to which those of " +
              "8-bit floats and of split-precision float32 are promoted; F8 presets with FAST_ACCUM leave them in the " +
              "tensor core";
     }
@@ -256,10 +257,10 @@ class Wgmma final : public Implementation {
       return "config " + std::string(config) + " promotes accumulators of half a tile's columns, for which B must be " +
              "K-major: descriptors of others leave too few registers";
     }
-    if (!p.factors.is_none() && (p.alpha != 1.0 || p.beta != 0.0)) {
-      return "a product with factors of blocks has functions for epilogues";
+    if (!p.scales.is_none() && (p.alpha != 1.0 || p.beta != 0.0)) {
+      return "a product with block scales must have alpha = 1 and beta = 0; pass them as an epilogue function";
     }
-    return reject_factors(p.factors, p.m, p.n, p.k, instruction.promotes);
+    return reject_scales(p.scales, p.m, p.n, p.k, instruction.promotes);
   }
 
   int64_t workspace_bytes(const Problem& p, const Device&, std::string_view config) const override {
@@ -305,8 +306,8 @@ class Wgmma final : public Implementation {
     call.d = buffers.d;
     call.num_splits = parsed.num_splits;
     call.symmetric = runs_symmetric(p, parsed);
-    call.a_factors = operand_factors(p, buffers, !base.shape.swapped);
-    call.b_factors = operand_factors(p, buffers, base.shape.swapped);
+    call.a_scales = operand_scales(p, buffers, !base.shape.swapped);
+    call.b_scales = operand_scales(p, buffers, base.shape.swapped);
     call.stream = static_cast<cudaStream_t>(stream);
 
     char* workspace = static_cast<char*>(buffers.workspace);
@@ -331,22 +332,22 @@ class Wgmma final : public Implementation {
     }
     if (runs_epilogue(p, parsed)) return launch_product(call);
 
-    float* sums = reinterpret_cast<float*>(workspace);
+    float* partials = reinterpret_cast<float*>(workspace);
     Call partial = call;
     partial.out_type = FloatType::kF32;
     for (int set = 0; set < SplitSums::num_sets(p); ++set) {
       if (set == 1) {
         (base.shape.swapped ? partial.a : partial.b) = call.b_up;
-        OperandFactors& factors = base.shape.swapped ? partial.a_factors : partial.b_factors;
-        factors.data = factors.up_data;
+        OperandScales& scales = base.shape.swapped ? partial.a_scales : partial.b_scales;
+        scales.data = scales.up_data;
       }
-      partial.d = sums + set * SplitSums::set_elements(p, parsed.num_splits);
+      partial.d = partials + set * SplitSums::set_elements(p, parsed.num_splits);
       if (Status s = launch_product(partial); !s.is_ok()) return s;
     }
     if (!p.epilogue.function.is_none()) {
-      return launch_function(p, buffers, {sums, parsed.num_splits}, device, call.stream);
+      return launch_function(p, buffers, {partials, parsed.num_splits}, device, call.stream);
     }
-    return launch_split_reduction(p, buffers, {sums, parsed.num_splits}, device, true, call.stream);
+    return launch_split_reduction(p, buffers, {partials, parsed.num_splits}, device, true, call.stream);
   }
 
  private:
@@ -356,7 +357,7 @@ class Wgmma final : public Implementation {
                                                                        const Parsed& parsed, Visitor&& f) const {
     const bool runs_function = !p.epilogue.function.is_none() && runs_epilogue(p, parsed);
     const bool symmetric = runs_symmetric(p, parsed);
-    if (!runs_function && !symmetric && p.factors.is_none()) return f(bare_kernel(plan, parsed));
+    if (!runs_function && !symmetric && p.scales.is_none()) return f(bare_kernel(plan, parsed));
     const Instruction& x = *plan.instruction;
     const std::string operands =
         operands_text(x.a.text(plan.a.major, plan.a.scaled_rows), x.b.text(plan.b.major, plan.b.scaled_rows));

@@ -22,7 +22,7 @@ KernelSource naive_source(const Problem& p, const ConfigName& config);
 Status launch_naive(const Problem& p, const Buffers& buffers, const ConfigName& config, const Kernel& kernel,
                     cudaStream_t stream);
 
-// `runs_function`: the kernel that runs the problem's function of its sums.
+// `runs_function`: the kernel that runs the problem's function of its accumulators.
 KernelSource tiled_source(const Problem& p, const ConfigName& config, bool runs_function);
 Status launch_tiled(const Problem& p, const Buffers& buffers, const ConfigName& config, bool runs_function,
                     const Kernel& kernel, cudaStream_t stream);

@@ -60,7 +60,7 @@ __device__ __forceinline__ void store_rows(const StagedRows<Config, Acc>& rows,
       // mutant: the_first_eight_rows, padding_that_is_not_there, the_first_columns
       const Acc* own = rows.data + (row + lane / 4) * rows.kLd + column + lane % 4 * 2;
       epilogue::run_on_eight_rows<Code, kGroups>(function, batch, static_cast<int32_t>(m_idx),
-                                                 static_cast<int32_t>(n_idx), [&](auto, auto& sums) {
+                                                 static_cast<int32_t>(n_idx), [&](auto, auto& acc) {
 #pragma unroll
                                                    for (int group = 0; group < kGroups; ++group) {
                                                      // mutant: the_first_group
@@ -68,7 +68,7 @@ __device__ __forceinline__ void store_rows(const StagedRows<Config, Acc>& rows,
 #pragma unroll
                                                      // mutant: half_of_what_is_staged
                                                      for (int e = 0; e < 2; ++e)
-                                                       sums[0][2 * group + e] = convert<typename Code::Sum>(pair.x[e]);
+                                                       acc[0][2 * group + e] = convert<typename Code::Sum>(pair.x[e]);
                                                    }
                                                  });
     }

@@ -1,4 +1,4 @@
-"""wgmma kernels of gated products of operands with factors of blocks, emulated."""
+"""wgmma kernels of gated products of operands with block scales, emulated."""
 
 import dataclasses
 import functools
@@ -105,7 +105,7 @@ class Case:
         return [bare, second_kernel(self.plan.problem.epilogue.function)]
 
     def check(self, emulator, config, seed=0):
-        """All results; factors are powers of two, by which sums of integers stay exact."""
+        """All results; scales are powers of two, by which sums of integers stay exact."""
         rng = np.random.default_rng(seed)
         a, b = self.scales
         values = [rng.integers(-3, 4, x) for x in (a.operand_shape, (2, *b.operand_shape))]
@@ -114,7 +114,7 @@ class Case:
         bias, scale = (rng.integers(-9, 9, x).astype(np.float32) for x in (self.n, (self.m, 1)))
         arrays = {
             **{"a": values[0].astype(E4M3), "b": values[1].astype(E4M3)},
-            **{"a_factors": a.folded(scales[0]), "b_factors": jax.vmap(b.folded)(scales[1])},
+            **{"a_scales": a.folded(scales[0]), "b_scales": jax.vmap(b.folded)(scales[1])},
             **{"function operand 0": bias, "function operand 1": scale},
         }
         arrays = {name: np.asarray(x) for name, x in arrays.items()}
@@ -149,7 +149,7 @@ def kernels(run_folder, cases_of):
     """The kernels of all cases that run."""
     cases = [(CASES[x["name"]], x["config"]) for x in cases_of(test_configs)]
     sources = [kernel for case, config in cases for kernel in case.kernels(config)]
-    return Emulator(run_folder / "gated_factors", *map(carried, dict.fromkeys(sources)))
+    return Emulator(run_folder / "gated_scales", *map(carried, dict.fromkeys(sources)))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -193,7 +193,7 @@ def kernels_behind(run_folder):
     how = {"layout": "00", "scaled_rows": (1, 128)}
     sources = [wgmma(x, struct, "f8e5m2,f8e4m3fn", **how) for x in BEHIND.values()]
     sources = [dataclasses.replace(x, definitions=own.definitions) for x in sources]
-    return Emulator(run_folder / "behind_gated_factors", *map(carried, sources))
+    return Emulator(run_folder / "behind_gated_scales", *map(carried, sources))
 
 
 @pytest.mark.parametrize("config", BEHIND)
@@ -206,7 +206,7 @@ def test_derivative(kernels_behind, config):
     folded = [x.folded(own) for x, own in zip(plan.product.scales, scales, strict=True)]
     arrays = {
         **{"a": a.astype(jnp.float8_e5m2), "b": b.astype(E4M3)},
-        **dict(zip(("a_factors", "b_factors"), map(np.asarray, folded), strict=True)),
+        **dict(zip(("a_scales", "b_scales"), map(np.asarray, folded), strict=True)),
         **{"function operand 0": gate, "function operand 1": up},
     }
     assert plan.folded.operands == (0, 1)
@@ -218,14 +218,14 @@ def test_derivative(kernels_behind, config):
     np.testing.assert_array_equal(got.reshape(expected.shape), expected)
 
 
-FACTORS = "kernels/wgmma/factors.cuh"
+SCALES = "kernels/wgmma/scales.cuh"
 MISTAKES = [
-    Mistake(FACTORS, "the_first_matrixs", "is_up ? from.up_data : ", "", WIDE),
-    Mistake(FACTORS, "rows_of_the_tiles", "turn / 2 * rows + row % rows", "row", WIDE),
-    Mistake(FACTORS, "one_too_late", "row /", "(row - 1) /", PING_PONG),
-    Mistake(FACTORS, "not_gated", "kRowsInTurn", "1 << 20", PING_PONG),
-    Mistake(FACTORS, "columns_of_the_first_segment", "4 * (column / kColumnsOfFactor)", "0", WIDE),
-    Mistake(FACTORS, "sums_of_the_first_half", "2 * i / kColumnsOfFactor", "0", PING_PONG),
+    Mistake(SCALES, "the_first_matrixs", "is_up ? from.up_data : ", "", WIDE),
+    Mistake(SCALES, "rows_of_the_tiles", "turn / 2 * rows + row % rows", "row", WIDE),
+    Mistake(SCALES, "one_too_late", "row /", "(row - 1) /", PING_PONG),
+    Mistake(SCALES, "not_gated", "kRowsInTurn", "1 << 20", PING_PONG),
+    Mistake(SCALES, "columns_of_the_first_segment", "4 * (column / kColumnsPerScale)", "0", WIDE),
+    Mistake(SCALES, "accumulators_of_the_first_half", "2 * i / kColumnsPerScale", "0", PING_PONG),
 ]
 SHOWN = CASES["rows by blocks"]
 
@@ -235,7 +235,7 @@ def mistaken(kernels, run_folder, cases_of):
     """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
     configs = [x["mistake"].case for x in cases_of(test_mistakes_are_found)]
     how = {"kernels_of": lambda config: [carried(SHOWN.kernel(config))], "like": kernels}
-    folder = run_folder / "gated_factors_mistaken"
+    folder = run_folder / "gated_scales_mistaken"
     return mutants(folder, MISTAKES, configs, check=SHOWN.check, **how)
 
 

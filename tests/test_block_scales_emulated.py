@@ -1,4 +1,4 @@
-"""wgmma kernels of operands with factors of blocks, emulated."""
+"""wgmma kernels of operands with block scales, emulated."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from jax_tcgemm.primitives import epilogue_product
 from jax_tcgemm.primitives.encodings.block_scaled import BlockScaled
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
-from jax_tcgemm.problem.gemm import BlockFactors, Operand, Problem
+from jax_tcgemm.problem.gemm import Operand, Problem, ScaleStrides
 from jax_tcgemm.selection.configs import WgmmaConfig
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())
@@ -41,7 +41,7 @@ CONFIGS = {
     HIGH: "256, 128, 1, 1, 1, false, true",
     SWAPPED: "64, 96, 1, 1, 1, true, true",
 }
-# Of what rows and how much of K there is a factor, of A and of B.
+# Of what rows and how much of K there is a scale, of A and of B.
 BLOCKS = {
     "rows by blocks": ((1, 128), (128, 128)),
     "rows by rows": ((1, 128), (1, 128)),
@@ -70,30 +70,30 @@ def kernels(run_folder, cases_of):
     wanted = [(x["config"], x["blocks"]) for x in cases_of(test_configs)]
     wanted += [(x, "rows by blocks") for x in (COOPERATIVE, SWAPPED)]
     sources = dict.fromkeys(kernel(*each) for each in wanted)
-    return Emulator(run_folder / "block_factors", *sources, planned_kernel())
+    return Emulator(run_folder / "block_scales", *sources, planned_kernel())
 
 
-def draw_factors(rng, extent, k, block, batch) -> tuple[BlockFactors, np.ndarray]:
+def draw_scales(rng, extent, k, block, batch) -> tuple[ScaleStrides, np.ndarray]:
     """Powers of two, by which sums of integers stay exact, in rows with NaN behind them."""
     rows, depth = block
     shape = batch, -(-extent // rows), -(-k // depth)
     values = np.full((*shape[:2], shape[2] + 3), np.nan, np.float32)
     values[..., : shape[2]] = 2.0 ** rng.integers(-1, 2, shape)
     stride = values.shape[2]
-    return BlockFactors(rows, depth, stride, 1, 0, shape[1] * stride), values
+    return ScaleStrides(rows, depth, stride, 1, 0, shape[1] * stride), values
 
 
-def repeated(factors: BlockFactors, values, extent, k):
-    rows, depth = np.arange(extent) // factors.rows, np.arange(k) // factors.depth
+def repeated(strides: ScaleStrides, values, extent, k):
+    rows, depth = np.arange(extent) // strides.rows, np.arange(k) // strides.depth
     return values[:, rows[:, None], depth].astype(np.float64)
 
 
 def check(emulator, blocks, config, m=300, n=270, k=1000, batch=1, seed=0):
-    """Operands and factors with two levels of strides, and extents that no tile divides."""
+    """Operands and scales with two levels of strides, and extents that no tile divides."""
     rng = np.random.default_rng(seed)
     a, b = (rng.integers(-8, 8, (batch, x, k), endpoint=True) for x in (m, n))
-    (fa, a_values), (fb, b_values) = (
-        draw_factors(rng, x, k, block, batch) for x, block in zip((m, n), blocks, strict=True)
+    (sa, a_values), (sb, b_values) = (
+        draw_scales(rng, x, k, block, batch) for x, block in zip((m, n), blocks, strict=True)
     )
     # TMA reads rows that begin at multiples of 16 bytes.
     ld = -(-k // 16) * 16
@@ -101,13 +101,13 @@ def check(emulator, blocks, config, m=300, n=270, k=1000, batch=1, seed=0):
     for name, x in (("a", a), ("b", b)):
         arrays[name] = np.zeros((*x.shape[:2], ld), DTYPES["f8e4m3fn"])
         arrays[name][..., :k] = x
-    arrays |= {"a_factors": a_values, "b_factors": b_values}
+    arrays |= {"a_scales": a_values, "b_scales": b_values}
     operands = (
         Operand("f8e4m3fn", transposed, ld, 0, x * ld) for transposed, x in ((False, m), (True, n))
     )
-    problem = Problem(batch, batch, m, n, k, *operands, "f32", "f32", factors=(fa, fb))
+    problem = Problem(batch, batch, m, n, k, *operands, "f32", "f32", scales=(sa, sb))
     got = emulator.run(problem, arrays, implementation="wgmma", config=config, seed=seed)[0]
-    wide = a * repeated(fa, a_values, m, k), b * repeated(fb, b_values, n, k)
+    wide = a * repeated(sa, a_values, m, k), b * repeated(sb, b_values, n, k)
     np.testing.assert_array_equal(got.reshape(batch, m, n), wide[0] @ wide[1].swapaxes(1, 2))
 
 
@@ -160,7 +160,7 @@ def planned_kernel():
 
 
 def test_planned(kernels):
-    """Of a plan: where its factors lie, the function of scaled sums, and a reduction."""
+    """Of a plan: where its scales lie, the function of scaled sums, and a reduction."""
     plan, rng = planned(), np.random.default_rng(9)
     assert plan.is_fused
     a, b = (rng.integers(-8, 8, (BATCH, x, K), endpoint=True) for x in (M, N))
@@ -168,7 +168,7 @@ def test_planned(kernels):
     bias = rng.integers(-9, 9, N).astype(np.float32)
     folded = [x.folded(jnp.float32(y)) for x, y in zip(plan.product.scales, scales, strict=True)]
     arrays = {"a": a.astype(DTYPES["f8e4m3fn"]), "b": b.astype(DTYPES["f8e4m3fn"])}
-    arrays |= dict(zip(("a_factors", "b_factors"), map(np.asarray, folded), strict=True))
+    arrays |= dict(zip(("a_scales", "b_scales"), map(np.asarray, folded), strict=True))
     arrays |= {"function operand 0": bias}
     found = kernels.run(plan.problem, arrays, implementation="wgmma", config=COOPERATIVE)
     own = np.repeat(np.repeat(scales[0], 2, 1), 128, 2)[..., :K]
@@ -179,60 +179,60 @@ def test_planned(kernels):
     np.testing.assert_array_equal(found[1].reshape(BATCH, M, -1).max(-1), largest)
 
 
-def refused(kernels, *factors):
+def refused(kernels, *scales):
     """What is said of a product with these."""
     x, values = np.zeros((64, 256), DTYPES["f8e4m3fn"]), np.ones(64, np.float32)
-    arrays = {"a": x, "b": x, "a_factors": values, "b_factors": values}
+    arrays = {"a": x, "b": x, "a_scales": values, "b_scales": values}
     operands = Operand("f8e4m3fn", False, 256), Operand("f8e4m3fn", True, 256)
-    problem = Problem(1, 1, 64, 64, 256, *operands, "f32", "f32", factors=factors)
+    problem = Problem(1, 1, 64, 64, 256, *operands, "f32", "f32", scales=scales)
     with pytest.raises(RuntimeError) as error:
         kernels.run(problem, arrays, implementation="wgmma", config=COOPERATIVE)
     return str(error.value)
 
 
 def test_refusals(kernels):
-    good = BlockFactors(64, 128, 2, 1)
+    good = ScaleStrides(64, 128, 2, 1)
     for change, says in (
-        ({"depth": 64}, "blocks with factors must have a multiple of 128 of k, got 64"),
+        ({"depth": 64}, "the depth of block scales must be a multiple of 128 of k, got 64"),
         ({"rows": 0}, "a block's extents must be in [1, 2^31), got 0"),
-        ({"row_stride": -1}, "strides of factors must not be negative, got -1"),
+        ({"row_stride": -1}, "strides of block scales must not be negative, got -1"),
     ):
         assert says in refused(kernels, dataclasses.replace(good, **change), good)
 
 
-FACTORS, MULTIPLY, KERNEL = (
-    f"kernels/wgmma/{name}.cuh" for name in ("factors", "multiply", "kernel")
+SCALES, MULTIPLY, KERNEL = (
+    f"kernels/wgmma/{name}.cuh" for name in ("scales", "multiply", "kernel")
 )
 # Where rows have their own and columns one of a block, and where each has its own.
 BY_BLOCKS, BY_ROWS = (WIDE, "rows by blocks"), (HIGH, "rows by rows")
 SPLIT = (f"{WIDE}_split3", "rows by blocks")
 MISTAKES = [
     Mistake(
-        FACTORS,
-        "factors_of_the_k_block_before",
+        SCALES,
+        "scales_of_the_k_block_before",
         "++k_block_",
         "k_block_ += k_block_ > 0",
         BY_BLOCKS,
     ),
-    Mistake(FACTORS, "not_of_the_row", " + thread_idx % 32 / 4", "", BY_BLOCKS),
-    Mistake(FACTORS, "of_the_first_eight_rows", "half * 8", "0", BY_ROWS),
-    Mistake(FACTORS, "rows_of_the_first_half", "(block + i)", "i", BY_ROWS),
-    Mistake(FACTORS, "not_of_columns", "of_columns", "1.0f", BY_BLOCKS),
+    Mistake(SCALES, "not_of_the_row", " + thread_idx % 32 / 4", "", BY_BLOCKS),
+    Mistake(SCALES, "of_the_first_eight_rows", "half * 8", "0", BY_ROWS),
+    Mistake(SCALES, "rows_of_the_first_half", "(block + i)", "i", BY_ROWS),
+    Mistake(SCALES, "not_of_columns", "of_columns", "1.0f", BY_BLOCKS),
     Mistake(
-        FACTORS, "columns_of_the_first_segment", "4 * (column / kColumnsOfFactor)", "0", BY_BLOCKS
+        SCALES, "columns_of_the_first_segment", "4 * (column / kColumnsPerScale)", "0", BY_BLOCKS
     ),
     Mistake(
-        FACTORS,
+        SCALES,
         "another_tiles",
         "row < from.num_rows",
         "row < from.num_rows && first_row == 0",
         BY_BLOCKS,
     ),
-    Mistake(FACTORS, "another_stages", " + stage * T::kFactorBytes", "", BY_BLOCKS),
+    Mistake(SCALES, "another_stages", " + stage * T::kScaleBytes", "", BY_BLOCKS),
     Mistake(KERNEL, "first_block_of_a_split", "work.first_k_block", "0", SPLIT),
     # The thread reads those of columns after the multiplication.
     Mistake(MULTIPLY, "released_too_early", " && !held.kReadsStage", "", (WIDE, "rows by rows")),
-    Mistake(KERNEL, "nobody_waits_for_them", "1 + kFactorThreads", "1", BY_BLOCKS),
+    Mistake(KERNEL, "nobody_waits_for_them", "1 + kScaleThreads", "1", BY_BLOCKS),
     Mistake("kernels/wgmma/pipeline.cuh", "released_by_one_warp", "kReleases", "1", BY_BLOCKS),
     Mistake(MULTIPLY, "half_of_the_columns", " + column * 128", "", BY_BLOCKS),
     Mistake(MULTIPLY, "half_of_the_rows", " + block * 8192", "", BY_ROWS),
@@ -249,7 +249,7 @@ def mistaken(kernels, run_folder, cases_of):
     """Kernels that make one of MISTAKES, as `mutant` says, counted from 1."""
     cases = [x["mistake"].case for x in cases_of(test_mistakes_are_found)]
     how = {"kernels_of": lambda case: [kernel(*case)], "check": check_case, "like": kernels}
-    return mutants(run_folder / "block_factors_mistaken", MISTAKES, cases, **how)
+    return mutants(run_folder / "block_scales_mistaken", MISTAKES, cases, **how)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=str)
