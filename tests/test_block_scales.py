@@ -210,7 +210,7 @@ def test_products_of_epilogues_that_no_kernel_computes_are_one_call():
     f = functools.partial(jax_tcgemm.matmul, epilogue=lambda acc: jnp.cumsum(acc, 1))
     (call,) = calls(f, x, w)
     assert (call.implementation, call.problem.out_dtype) == ("wgmma", "f32")
-    assert call.problem.factors
+    assert call.problem.scales
     near(f(x, w), np.cumsum(product, 1))
 
 

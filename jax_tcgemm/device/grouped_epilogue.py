@@ -97,9 +97,9 @@ class Product(GroupedProduct):
             any, and the function's operands.
         """
         number = len(arguments) - len(self.operand_shapes)
-        num_factors, operands = number - len(self.scales), arguments[number:]
-        scales, function = arguments[num_factors:number], plan.problem.function
-        given = grouped.prepared(self.bare(plan), *arguments[:num_factors])
+        num_operands, operands = number - len(self.scales), arguments[number:]
+        scales, function = arguments[num_operands:number], plan.problem.function
+        given = grouped.prepared(self.bare(plan), *arguments[:num_operands])
         given[4:4] = [x.folded(own) for x, own in zip(self.scales, scales, strict=True)]
         given += [stored(operands[i]) for i in plan.folded.operands]
         dtypes = DTYPES[plan.problem.out_dtype], *(x.dtype for x in function.results[1:])

@@ -78,8 +78,8 @@ def call_of(equations: Sequence[core.JaxprEqn], group: Group):
         return [], eqn.invars, _encoding(eqn, eqn.params)
     if group.gate_up is None:
         eqn, other = by_columns(eqn), by_columns(equations[group.products[1]])
-        factors = [*eqn.invars, other.invars[1]]
-        return [], factors, _encoding(eqn, eqn.params, num_rhs=2)
+        operands = [*eqn.invars, other.invars[1]]
+        return [], operands, _encoding(eqn, eqn.params, num_rhs=2)
     eqn, gate_up = _with_columns_last(eqn, group.gate_up)
     pair = gate_up.dimension + gate_up.is_interleaved
     before, rhs, params = _with_pair(eqn, gate_up)

@@ -1,19 +1,19 @@
 """The primitive `tcgemm_epilogue_product`: a product and an epilogue function of it.
 
-    accs = encoding.accumulators(factors)
-    results = rows.masked(function(*accs, *rows.given(operands)))
+    accs = encoding.accumulators(operands)
+    results = rows.masked(function(*accs, *rows.given(epilogue_operands)))
 
 There is one accumulator, or two of a gated product. `unfused` computes the results in JAX, by
 products without an epilogue: it types the primitive, and runs wherever no implementation takes the
-call. The `Encoding` decides what depends on how factors are stored: as plain arrays, with block
+call. The `Encoding` decides what depends on how operands are stored: as plain arrays, with block
 scales, or as a packed weight. Of a grouped product, which masks the results in rows that belong to
-no group, operands may be held by group.
+no group, epilogue_operands may be held by group.
 
 Parameters, all static: options, encoding, function, a closed jaxpr without constants, none of whose
-arguments are random keys, in_place (None, or the number of the function's operand whose memory the
+arguments are random keys, in_place (None, or the number of the epilogue's operand whose memory the
 first result takes; XLA copies that operand first where it is needed afterwards) and xla_dtype (the
-dtype of products that devices sum, and on a GPU of what XLA computes of the function where no
-kernel runs the call; None: as the function says).
+dtype of products that devices sum, and on a GPU of what XLA computes of the epilogue where no
+kernel runs the call; None: as the epilogue says).
 """
 
 import functools
@@ -47,8 +47,8 @@ epilogue_product_p.multiple_results = True
 
 def epilogue_product(
     encoding: Encoding,
-    factors: Sequence[jax.Array],
     operands: Sequence[jax.Array],
+    epilogue_operands: Sequence[jax.Array],
     options: CallOptions,
     function: core.ClosedJaxpr,
     *,
@@ -58,28 +58,28 @@ def epilogue_product(
     """Binds the primitive; arguments are checked and canonical already.
 
     `function` is of `encoding.argument_types(...)`, random keys among them; arrays that it
-    has closed over become operands, too.
+    has closed over become epilogue operands, too.
     """
     jax_internals.register_imported()
-    while (found := encoding.instead(factors, options)) is not None:
-        encoding, factors, options = found
+    while (found := encoding.instead(operands, options)) is not None:
+        encoding, operands, options = found
     function, constants = functions.hoist(function)
-    function, operands = functions.without_keys(function, (*operands, *constants))
-    arguments = (*same_varying(*factors), *operands)
+    function, epilogue_operands = functions.without_keys(function, (*epilogue_operands, *constants))
+    arguments = (*same_varying(*operands), *epilogue_operands)
     params = {"options": options, "encoding": encoding, "function": function}
     params |= {"in_place": in_place, "xla_dtype": xla_dtype}
-    if encoding.runs_unfused(factors, options):
+    if encoding.runs_unfused(operands, options):
         return _by_products(arguments, params)
     return epilogue_product_p.bind(*arguments, **params)
 
 
 def bare_product(
-    encoding: Encoding, factors: Sequence[jax.Array], dtype, options: CallOptions
+    encoding: Encoding, operands: Sequence[jax.Array], dtype, options: CallOptions
 ) -> jax.Array:
     """Return the accumulator of an encoding that has one, rounded to a dtype."""
-    (acc,) = encoding.types(factors, options)
+    (acc,) = encoding.types(operands, options)
     function = _rounding(acc, np.dtype(dtype), jax_internals.trace_context())
-    return epilogue_product(encoding, factors, (), options, function)[0]
+    return epilogue_product(encoding, operands, (), options, function)[0]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -90,40 +90,40 @@ def _rounding(acc, dtype: np.dtype, context) -> core.ClosedJaxpr:
 
 def with_layer(
     encoding: Encoding,
-    factors: Sequence[jax.Array],
     operands: Sequence[jax.Array],
+    epilogue_operands: Sequence[jax.Array],
     options: CallOptions,
     layer: Layer | PullBack,
     *,
     in_place: int | None = None,
 ) -> list[jax.Array]:
     """`epilogue_product` with the epilogue of a layer."""
-    types = encoding.argument_types(factors, operands, options)
+    types = encoding.argument_types(operands, epilogue_operands, options)
     function = functions.traced(layer, tuple(types))
-    how = {"in_place": in_place, "xla_dtype": layer.xla_dtype(*operands)}
-    return epilogue_product(encoding, factors, operands, options, function, **how)
+    how = {"in_place": in_place, "xla_dtype": layer.xla_dtype(*epilogue_operands)}
+    return epilogue_product(encoding, operands, epilogue_operands, options, function, **how)
 
 
 def _split(arguments: Sequence, encoding: Encoding) -> tuple[Sequence, Sequence]:
-    """The factors of the product, and the operands of the function."""
-    return arguments[: encoding.num_factors], arguments[encoding.num_factors :]
+    """Split arguments into the operands of the product and those of the epilogue."""
+    return arguments[: encoding.num_operands], arguments[encoding.num_operands :]
 
 
 # --- the unfused call -----------------------------------------------------------------------------
 
 
 def unfused(*arguments, **params) -> list[jax.Array]:
-    """Return the results by products without an epilogue, and XLA's code for the function.
+    """Return the results by products without an epilogue, and XLA's code for the epilogue.
 
-    Products are rounded by themselves where the function does that first, so that they are stored
-    so. Of a function that reduces some of its other results only that is XLA's; for the rest there
+    Products are rounded by themselves where the epilogue does that first, so that they are stored
+    so. Of an epilogue that reduces some of its other results only that is XLA's; for the rest there
     is a call of its own.
     """
     return _unfused(arguments, params | {"xla_dtype": None})
 
 
 def unfused_on_gpu(*arguments, **params) -> list[jax.Array]:
-    """`unfused` with the function computed in `xla_dtype`."""
+    """`unfused` with the epilogue computed in `xla_dtype`."""
     return _unfused(arguments, params)
 
 
@@ -138,21 +138,21 @@ def _unfused(arguments, params) -> list[jax.Array]:
 def _by_products(arguments, params) -> list[jax.Array]:
     """`_unfused`, with the accumulators of the encoding's own products."""
     encoding, options = params["encoding"], params["options"]
-    factors, _ = _split(arguments, encoding)
+    operands, _ = _split(arguments, encoding)
     dtype, function = _stored(**params)
-    return _applied(function, encoding.accumulators(factors, dtype, options), arguments, params)
+    return _applied(function, encoding.accumulators(operands, dtype, options), arguments, params)
 
 
 def _applied(function: core.ClosedJaxpr, accs, arguments, params) -> list[jax.Array]:
     """The results, from accumulators that are arrays."""
     encoding, options = params["encoding"], params["options"]
-    factors, operands = _split(arguments, encoding)
-    rows = encoding.rows(factors, options)
-    return rows.masked(core.jaxpr_as_fun(function)(*accs, *rows.given(operands)))
+    operands, epilogue_operands = _split(arguments, encoding)
+    rows = encoding.rows(operands, options)
+    return rows.masked(core.jaxpr_as_fun(function)(*accs, *rows.given(epilogue_operands)))
 
 
 def _stored(*, encoding, function, xla_dtype, **_) -> tuple[np.dtype, core.ClosedJaxpr]:
-    """The dtype that accumulators are stored in for XLA, and the function of such ones."""
+    """The dtype that accumulators are stored in for XLA, and the epilogue of such ones."""
     if xla_dtype is not None:
         return xla_dtype, narrowed(function, encoding.num_accumulators, xla_dtype)
     if encoding.stores_narrow:
@@ -170,88 +170,92 @@ def bare_products(*arguments, **params) -> list[jax.Array]:
     if (apart := _reductions_apart(**params)) is not None:
         return epilogue_product_p.bind(*arguments, **params | {"function": apart[0]})
     encoding = params["encoding"]
-    factors, _ = _split(arguments, encoding)
-    return _accumulators(encoding, factors, _stored(**params)[0], params["options"])
+    operands, _ = _split(arguments, encoding)
+    return _accumulators(encoding, operands, _stored(**params)[0], params["options"])
 
 
-def _accumulators(encoding: Encoding, factors, dtype, options: CallOptions) -> list[jax.Array]:
+def _accumulators(encoding: Encoding, operands, dtype, options: CallOptions) -> list[jax.Array]:
     """The accumulators in a dtype, by products without an epilogue."""
-    if not (calls := encoding.product_calls(factors)):
-        return encoding.accumulators(factors, dtype, options)
-    return encoding.apart([bare_product(*call, dtype, options) for call in calls], factors)
+    if not (calls := encoding.product_calls(operands)):
+        return encoding.accumulators(operands, dtype, options)
+    return encoding.apart([bare_product(*call, dtype, options) for call in calls], operands)
 
 
-def _accumulators_by_calls(encoding: Encoding, factors, dtype, options) -> list[jax.Array]:
+def _accumulators_by_calls(encoding: Encoding, operands, dtype, options) -> list[jax.Array]:
     """`_accumulators`, of a bare encoding by a call of the primitive."""
     if encoding.is_bare:
-        return [bare_product(encoding, factors, dtype, options)]
-    return _accumulators(encoding, factors, dtype, options)
+        return [bare_product(encoding, operands, dtype, options)]
+    return _accumulators(encoding, operands, dtype, options)
 
 
 # --- batching -----------------------------------------------------------------------------------
 
 
 def _batch(axis_data, args, dims, **params):
-    """Add the new dimension to the product, and map the function over it.
+    """Add the new dimension to the product, and map the epilogue over it.
 
-    If only operands of the function are mapped, the product is computed once.
+    If only operands of the epilogue are mapped, the product is computed once.
     """
     if all(dim is None for dim in dims):
         out = epilogue_product_p.bind(*args, **params)
         return out, [None] * len(out)
     encoding, options, function = (params[key] for key in ("encoding", "options", "function"))
-    (factors, operands), (factor_dims, operand_dims) = (_split(x, encoding) for x in (args, dims))
+    operands, epilogue_operands = _split(args, encoding)
+    operand_dims, epilogue_dims = _split(dims, encoding)
     number, size = encoding.num_accumulators, axis_data.size
-    if all(dim is None for dim in factor_dims):
-        accs = _accumulators_by_calls(encoding, factors, encoding.accumulator, options)
+    if all(dim is None for dim in operand_dims):
+        accs = _accumulators_by_calls(encoding, operands, encoding.accumulator, options)
 
-        def of_operands(*operands):
-            return _applied(function, accs, (*factors, *operands), params)
+        def of_operands(*epilogue_operands):
+            return _applied(function, accs, (*operands, *epilogue_operands), params)
 
-        out = jax.vmap(of_operands, tuple(operand_dims), axis_size=size)(*operands)
+        out = jax.vmap(of_operands, tuple(epilogue_dims), axis_size=size)(*epilogue_operands)
         return out, [0] * len(out)
     reduces = _reduces(function, number)
     mesh_axis = axis_data.explicit_mesh_axis
-    found = encoding.batched(factors, factor_dims, size, reduces=reduces, mesh_axis=mesh_axis)
+    found = encoding.batched(operands, operand_dims, size, reduces=reduces, mesh_axis=mesh_axis)
     if found is None and encoding.is_bare:
-        return [_mapped_product(factors, factor_dims, size, mesh_axis, params)], [0]
+        return [_mapped_product(operands, operand_dims, size, mesh_axis, params)], [0]
     if found is None:
         out = jax.vmap(lambda *xs: unfused(*xs, **params), tuple(dims), axis_size=size)(*args)
         return out, [0] * len(out)
-    encoding, factors, in_acc = found
+    encoding, operands, in_acc = found
     out_dims = tuple(_new_dimension(x, function.in_avals[0], in_acc) for x in function.out_avals)
-    in_place, others = params["in_place"], encoding.batched_operands(operands, operand_dims)
-    operands, operand_dims = map(list, others)
-    if in_place is not None and operand_dims[in_place] is None:
+    in_place = params["in_place"]
+    others = encoding.batched_epilogue_operands(epilogue_operands, epilogue_dims)
+    epilogue_operands, epilogue_dims = map(list, others)
+    if in_place is not None and epilogue_dims[in_place] is None:
         in_place = None
     elif in_place is not None:  # It lies as the result does.
-        operands[in_place] = jnp.moveaxis(operands[in_place], operand_dims[in_place], out_dims[0])
-        operand_dims[in_place] = out_dims[0]
-    types = tuple(encoding.argument_types(factors, operands, options))
-    in_dims = *[in_acc] * number, *operand_dims
+        x, dim = epilogue_operands[in_place], epilogue_dims[in_place]
+        epilogue_operands[in_place] = jnp.moveaxis(x, dim, out_dims[0])
+        epilogue_dims[in_place] = out_dims[0]
+    types = tuple(encoding.argument_types(operands, epilogue_operands, options))
+    in_dims = *[in_acc] * number, *epilogue_dims
     function = functions.mapped(function, types, in_dims, out_dims, size)
     how = {"in_place": in_place, "xla_dtype": params["xla_dtype"]}
-    return epilogue_product(encoding, factors, operands, options, function, **how), out_dims
+    out = epilogue_product(encoding, operands, epilogue_operands, options, function, **how)
+    return out, out_dims
 
 
-def _mapped_product(factors, dims, size: int, mesh_axis, params) -> jax.Array:
-    """A bare product of mapped factors: one of another encoding, or one for each entry."""
+def _mapped_product(operands, dims, size: int, mesh_axis, params) -> jax.Array:
+    """A bare product of mapped operands: one of another encoding, or one for each entry."""
     encoding, options = params["encoding"], params["options"]
     (result,) = params["function"].out_avals
 
-    def product(encoding, factors):
-        return bare_product(encoding, factors, result.dtype, options)
+    def product(encoding, operands):
+        return bare_product(encoding, operands, result.dtype, options)
 
-    out = encoding.batched_product(factors, dims, size, mesh_axis, product)
+    out = encoding.batched_product(operands, dims, size, mesh_axis, product)
     if out is not None:
         return out
     mapped = [
-        moved(x, dim, 0, size) for x, dim in zip(factors, dims, strict=True) if dim is not None
+        moved(x, dim, 0, size) for x, dim in zip(operands, dims, strict=True) if dim is not None
     ]
 
     def of_entry(entry):
         rest = iter(entry)
-        own = [x if dim is None else next(rest) for x, dim in zip(factors, dims, strict=True)]
+        own = [x if dim is None else next(rest) for x, dim in zip(operands, dims, strict=True)]
         return product(encoding, own)
 
     return lax.map(of_entry, mapped)
@@ -286,22 +290,23 @@ batching.fancy_primitive_batchers[epilogue_product_p] = _batch
 
 
 def _jvp(primals, tangents, **params):
-    """Differentiate the function, given the encoding's tangents of the accumulators.
+    """Differentiate the epilogue, given the encoding's tangents of the accumulators.
 
-    More results are kept where the function's derivative needs them. Derivatives inherit the
+    More results are kept where the epilogue's derivative needs them. Derivatives inherit the
     implementation, but not the config.
     """
     encoding = params["encoding"]
-    (factors, operands), (moving, rest) = (_split(x, encoding) for x in (primals, tangents))
+    operands, epilogue_operands = _split(primals, encoding)
+    moving, rest = _split(tangents, encoding)
     options = params["options"]
-    daccs = encoding.tangents(factors, moving, options, _accumulators_by_calls)
+    daccs = encoding.tangents(operands, moving, options, _accumulators_by_calls)
 
     def run(kept):
         return epilogue_product_p.bind(*primals, **params | {"function": kept})
 
-    rows = encoding.rows(factors, options)
+    rows = encoding.rows(operands, options)
     how = {"expand": rows.given, "mask": rows.masked}
-    return kept_values.jvp(params["function"], run, operands, daccs, rest, **how)
+    return kept_values.jvp(params["function"], run, epilogue_operands, daccs, rest, **how)
 
 
 def _transpose(cotangents, *operands, **params):
@@ -335,47 +340,48 @@ jax_internals.register_roofline(epilogue_product_p, _flops)
 def product_of(*avals_and_params) -> Product:
     """Describe one call to its planner, from the types of its operands and its params.
 
-    The operands may be one device's shards of the arrays that the function was traced with.
+    The operands may be one device's shards of the arrays that the epilogue was traced with.
     """
     *avals, params = avals_and_params
     encoding: Encoding = params["encoding"]
-    factors, operands = _split(avals, encoding)
+    operands, epilogue_operands = _split(avals, encoding)
     function = jax_internals.without_hi_primitives(params["function"])
-    acc = jax.ShapeDtypeStruct(encoding.shape(factors), encoding.accumulator)
+    acc = jax.ShapeDtypeStruct(encoding.shape(operands), encoding.accumulator)
     if acc.shape != function.in_avals[0].shape:
         accs = [acc] * encoding.num_accumulators
-        given = encoding.types_given(factors, operands)
+        given = encoding.types_given(operands, epilogue_operands)
         function = functions.of_part(function, len(accs), *accs, *given)
-    shapes = tuple(tuple(x.shape) for x in operands)
+    shapes = tuple(tuple(x.shape) for x in epilogue_operands)
     how = {"options": params["options"], "in_place": params["in_place"]}
-    return encoding.product_of(factors, shapes, function, **how)
+    return encoding.product_of(operands, shapes, function, **how)
 
 
 def division_of(*avals_and_params) -> partitioning.Division:
-    """Describe how devices may divide a call: as the encoding and the function allow.
+    """Describe how devices may divide a call: as the encoding and the epilogue allow.
 
-    Where a contracted dimension is divided, the function waits for the sum.
+    Where a contracted dimension is divided, the epilogue waits for the sum.
     """
     *avals, params = avals_and_params
     encoding, options = params["encoding"].unsharded(), params["options"]
-    factors, operands = _split(avals, encoding)
+    operands, epilogue_operands = _split(avals, encoding)
     parts = shard_function(params["function"], encoding.num_accumulators)
-    names = encoding.names(factors)
+    names = encoding.names(operands)
     others, results = functions.names_of_parts(parts, names.accumulator)
-    others = encoding.names_of_operands(factors, operands, others)
+    others = encoding.names_of_epilogue_operands(operands, epilogue_operands, others)
 
-    def bind(encoding, factors, operands):
-        of_shards = jax.make_jaxpr(parts)(*encoding.argument_types(factors, operands, options))
+    def bind(encoding, operands, epilogue_operands):
+        types = encoding.argument_types(operands, epilogue_operands, options)
+        of_shards = jax.make_jaxpr(parts)(*types)
         how = params | {"encoding": encoding, "function": of_shards}
-        return tuple(epilogue_product_p.bind(*factors, *operands, **how))
+        return tuple(epilogue_product_p.bind(*operands, *epilogue_operands, **how))
 
     def call(*arguments):
         return bind(encoding, *_split(arguments, encoding))
 
     def call_at(layout):
         def call(*shards):
-            factors, operands = _split(shards, encoding)
-            found = bind(*encoding.of_shards(layout, factors), operands)
+            operands, epilogue_operands = _split(shards, encoding)
+            found = bind(*encoding.of_shards(layout, operands), epilogue_operands)
             return tuple(map(_addend, found)) if layout.reduced else found
 
         return call
@@ -383,14 +389,14 @@ def division_of(*avals_and_params) -> partitioning.Division:
     # Products are summed over devices in the dtype of a layer's result, two of them at once.
     summed, wide = params["xla_dtype"] or encoding.accumulator, encoding.accumulator
 
-    def multiply(*factors):
-        products = encoding.products(factors, summed, options)
+    def multiply(*operands):
+        products = encoding.products(operands, summed, options)
         return (products[0] if len(products) == 1 else jnp.stack(products),)
 
-    def finish(sums, *operands):
+    def finish(sums, *epilogue_operands):
         products = sums if encoding.num_products == 1 else [*sums[0]]
-        accs = encoding.apart([x.astype(wide) for x in products], factors)
-        return tuple(parts(*accs, *operands))
+        accs = encoding.apart([x.astype(wide) for x in products], operands)
+        return tuple(parts(*accs, *epilogue_operands))
 
     def converted(sums):
         types = params["function"].out_avals
@@ -399,11 +405,11 @@ def division_of(*avals_and_params) -> partitioning.Division:
     by_sums = {"finish": converted}
     if names.product is not None:
         both = ("both",) if encoding.num_products > 1 else ()
-        of_function_alone = tuple(range(encoding.num_factors, len(avals)))
+        of_function_alone = tuple(range(encoding.num_operands, len(avals)))
         by_sums = {"product": multiply, "finish": finish, "addends": ((*both, *names.product),)}
         by_sums |= {"epilogue": of_function_alone}
     return partitioning.Division(
-        operands=(*names.factors, *others),
+        operands=(*names.operands, *others),
         results=tuple(results),
         call=call,
         call_at=call_at,
@@ -414,8 +420,8 @@ def division_of(*avals_and_params) -> partitioning.Division:
 
 
 def _whole(names: Names, parts, of_function: Sequence) -> tuple[str, ...]:
-    """The dimensions that are not divided, given the names of the function's arrays."""
-    known = {name for own in (names.accumulator, *names.factors) for name in own}
+    """The dimensions that are not divided, given the names of the epilogue's arrays."""
+    known = {name for own in (names.accumulator, *names.operands) for name in own}
     own = {name for each in of_function for name in each} - known
     return tuple(sorted(names.whole | own | {names.accumulator[dim] for dim in parts.whole}))
 
@@ -430,14 +436,14 @@ def obstacle_to_division(
 ) -> str:
     """Why a call is run unfused where devices divide it; "" where each makes a part of it.
 
-    A function that is of a whole dimension, such as a sum over it, would have every device compute
+    An epilogue that is of a whole dimension, such as a sum over it, would have every device compute
     all of it where the product alone is divided along it.
     """
     encoding, options = params["encoding"], params["options"]
     parts = shard_function(params["function"], encoding.num_accumulators)
     whole = [dim for dim in parts.whole if product.shape[dim] != 1]
-    factors, _ = _split(operands, encoding)
-    return encoding.obstacle_to_division(factors, whole, product, device, options)
+    operands, _ = _split(operands, encoding)
+    return encoding.obstacle_to_division(operands, whole, product, device, options)
 
 
 def _layout_of(params) -> ProductLayout | None:

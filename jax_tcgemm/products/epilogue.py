@@ -14,7 +14,7 @@ from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.encodings import Encoding
 from jax_tcgemm.primitives.encodings.packed import Packed
 from jax_tcgemm.primitives.encodings.plain import Plain
-from jax_tcgemm.primitives.encodings.ragged import Factors, Ragged
+from jax_tcgemm.primitives.encodings.ragged import Ragged, RaggedOperands
 from jax_tcgemm.primitives.encodings.ragged_block_scaled import RaggedBlockScaled
 from jax_tcgemm.primitives.epilogue_product import epilogue_product, with_layer
 from jax_tcgemm.problem.call_options import CallOptions
@@ -76,7 +76,7 @@ def with_epilogue(
     lhs: jax.Array,
     rhs: jax.Array,
     epilogue: Callable,
-    operands: Sequence,
+    epilogue_operands: Sequence,
     *,
     dimension_numbers,
     rhs_up=None,
@@ -93,7 +93,7 @@ def with_epilogue(
       lhs: left operand.
       rhs: right operand.
       epilogue: a function, `check_alone`; of both accumulators of a gated product.
-      operands: the operands of the epilogue, a tuple or list.
+      epilogue_operands: the operands of the epilogue, a tuple or list.
       dimension_numbers: canonical.
       rhs_up: None, or the second right operand of a gated product.
       pair: None, or the dimension of the product that separates gate and up.
@@ -121,11 +121,13 @@ def with_epilogue(
         precision=canonical_precision(op, precision),
         out_sharding=out_sharding,
     )
-    factors = (lhs, *rights)
+    operands = (lhs, *rights)
     if isinstance(epilogue, Layer):
-        (out,) = with_layer(encoding, factors, operands, options, epilogue, in_place=in_place)
+        (out,) = with_layer(
+            encoding, operands, epilogue_operands, options, epilogue, in_place=in_place
+        )
         return out
-    return with_encoded_epilogue(options, encoding, factors, epilogue, operands)
+    return with_encoded_epilogue(options, encoding, operands, epilogue, epilogue_operands)
 
 
 def applied(op: str, accs: Sequence[jax.Array], epilogue: Callable, operands: Sequence):
@@ -138,34 +140,34 @@ def applied(op: str, accs: Sequence[jax.Array], epilogue: Callable, operands: Se
 def with_encoded_epilogue(
     options: CallOptions,
     encoding: Encoding,
-    factors: Sequence[jax.Array],
+    operands: Sequence[jax.Array],
     epilogue: Callable,
-    operands: Sequence,
+    epilogue_operands: Sequence,
 ):
     """Run a product of operands in any encoding with an epilogue; see `with_epilogue`.
 
     Args:
       options: options of the call.
       encoding: how the product's operands are stored.
-      factors: the product's operands.
+      operands: the product's operands.
       epilogue: a function, `check_alone`; of both accumulators of a gated product.
-      operands: the operands of the epilogue, a tuple or list.
+      epilogue_operands: the operands of the epilogue, a tuple or list.
 
     Returns:
       What the epilogue returns.
     """
-    types = encoding.types(factors, options)
-    traced, operands = _checked(options.function, types, epilogue, operands)
-    out = epilogue_product(encoding, factors, operands, options, traced.function)
+    types = encoding.types(operands, options)
+    traced, epilogue_operands = _checked(options.function, types, epilogue, epilogue_operands)
+    out = epilogue_product(encoding, operands, epilogue_operands, options, traced.function)
     return jax.tree.unflatten(traced.results, out)
 
 
 def with_encoded_epilogue_of_groups(
     options: CallOptions,
     encoding: Packed | Ragged,
-    factors: Sequence[jax.Array],
+    operands: Sequence[jax.Array],
     epilogue: Callable,
-    operands: Sequence,
+    epilogue_operands: Sequence,
     *,
     groups: int,
 ):
@@ -175,20 +177,20 @@ def with_encoded_epilogue_of_groups(
 
     `groups`: the number of groups.
     """
-    op, shape = options.function, encoding.shape(factors)
-    operands, by_group = _operands_of_groups(op, operands, groups, shape)
+    op, shape = options.function, encoding.shape(operands)
+    epilogue_operands, by_group = _operands_of_groups(op, epilogue_operands, groups, shape)
     encoding = dataclasses.replace(encoding, by_group=by_group)
-    traced = _trace(epilogue, tuple(encoding.argument_types(factors, operands, options)))
+    traced = _trace(epilogue, tuple(encoding.argument_types(operands, epilogue_operands, options)))
     _check_results(op, traced, shape, may_reduce=False)
-    out = epilogue_product(encoding, factors, operands, options, traced.function)
+    out = epilogue_product(encoding, operands, epilogue_operands, options, traced.function)
     return jax.tree.unflatten(traced.results, out)
 
 
 def with_grouped_epilogue(
     options: CallOptions,
-    factors: Factors,
+    ragged: RaggedOperands,
     epilogue: Callable,
-    operands: Sequence,
+    epilogue_operands: Sequence,
     *,
     gated: bool,
     blocks=None,
@@ -201,29 +203,29 @@ def with_grouped_epilogue(
 
     Args:
       options: options of the call.
-      factors: checked, without batch dimensions.
+      ragged: checked, without batch dimensions.
       epilogue: a function, `check_alone`; of both accumulators of a gated product.
-      operands: the operands of the epilogue, a tuple or list.
+      epilogue_operands: the operands of the epilogue, a tuple or list.
       gated: whether rhs has two matrices for each group.
-      blocks: None, or the block shapes of the scales in `factors`.
+      blocks: None, or the block shapes of the scales in `ragged`.
       precision: as for `ragged_dot`.
       out_sharding: sharding of the accumulators, as for `ragged_dot`.
 
     Returns:
       What the epilogue returns.
     """
-    op, groups = options.function, factors.rhs.shape[0]
+    op, groups = options.function, ragged.rhs.shape[0]
     how = {
         "gated": gated,
         "precision": canonical_precision(op, precision),
         "out_sharding": canonical_sharding(op, out_sharding, 2),
     }
     if blocks is None:
-        encoding = Ragged.of(factors, **how)
+        encoding = Ragged.of(ragged, **how)
     else:
         encoding = RaggedBlockScaled(groups, blocks=blocks, **how)
     return with_encoded_epilogue_of_groups(
-        options, encoding, factors.given, epilogue, operands, groups=groups
+        options, encoding, ragged.given, epilogue, epilogue_operands, groups=groups
     )
 
 

@@ -9,8 +9,8 @@ from jax import lax
 
 from jax_tcgemm.device.rows import take
 from jax_tcgemm.primitives import dot_general as plain
-from jax_tcgemm.primitives.encodings.packed import E4M3, Packed, factors_of, in_columns
-from jax_tcgemm.primitives.encodings.ragged import Factors
+from jax_tcgemm.primitives.encodings.packed import E4M3, Packed, in_columns, operands_of
+from jax_tcgemm.primitives.encodings.ragged import RaggedOperands
 from jax_tcgemm.primitives.epilogue_product import bare_product
 from jax_tcgemm.primitives.ragged_dot import take_rows
 from jax_tcgemm.problem.call_options import CallOptions
@@ -161,9 +161,9 @@ def product(
 
 def _bare_product(options: CallOptions, rows, w: PackedWeight, dtype, groups=()) -> jax.Array:
     """Multiply rows, a pair of x and its scales or None, by a weight or those of groups."""
-    factors = factors_of(rows[0], w, rows[1], groups)
-    encoding = Packed.bare(w.format, factors, grouped=bool(groups))
-    return in_columns(bare_product(encoding, factors, dtype, options), w.format)
+    operands = operands_of(rows[0], w, rows[1], groups)
+    encoding = Packed.bare(w.format, operands, grouped=bool(groups))
+    return in_columns(bare_product(encoding, operands, dtype, options), w.format)
 
 
 def _rows_for_kernel(lhs, w: PackedWeight, dimension_numbers):
@@ -188,7 +188,7 @@ def with_epilogue(
     lhs,
     rights: Sequence,
     epilogue: Callable,
-    operands: Sequence,
+    epilogue_operands: Sequence,
     *,
     dimension_numbers,
     pair: int | None = None,
@@ -213,29 +213,29 @@ def with_epilogue(
         how |= {"precision": precision, "out_sharding": out_sharding}
         accs = [product(options, lhs, right, np.dtype(np.float32), **how) for right in rights]
         accs = accs if pair is None else halves(*accs, pair)
-        return epilogues.applied(options.function, accs, epilogue, operands)
+        return epilogues.applied(options.function, accs, epilogue, epilogue_operands)
     x, row_scales = rows
-    factors = factors_of(x, rhs, row_scales)
-    encoding = Packed(rhs.format, len(factors), pair is not None)
-    return epilogues.with_encoded_epilogue(options, encoding, factors, epilogue, operands)
+    operands = operands_of(x, rhs, row_scales)
+    encoding = Packed(rhs.format, len(operands), pair is not None)
+    return epilogues.with_encoded_epilogue(options, encoding, operands, epilogue, epilogue_operands)
 
 
 def grouped_product(
-    options: CallOptions, factors: Factors, dtype, *, out_sharding=None
+    options: CallOptions, ragged: RaggedOperands, dtype, *, out_sharding=None
 ) -> jax.Array | None:
     """Grouped product with packed weights; None if the weights must be dequantized first."""
-    rows = _rows_of_groups(options, factors, out_sharding)
+    rows = _rows_of_groups(options, ragged, out_sharding)
     if rows is None:
         return None
-    groups = factors.group_sizes, factors.group_offset
-    return _bare_product(options, rows, factors.rhs, dtype, groups)
+    groups = ragged.group_sizes, ragged.group_offset
+    return _bare_product(options, rows, ragged.rhs, dtype, groups)
 
 
 def with_grouped_epilogue(
     options: CallOptions,
-    factors: Factors,
+    ragged: RaggedOperands,
     epilogue: Callable,
-    operands: Sequence,
+    epilogue_operands: Sequence,
     *,
     gated: bool,
     keeps_zeros: bool,
@@ -248,34 +248,34 @@ def with_grouped_epilogue(
 
     Args:
       options: options of the call.
-      factors: checked; rhs is packed.
+      ragged: checked; rhs is packed.
       epilogue: a function, such as a `Layer`.
-      operands: the operands of the epilogue.
+      epilogue_operands: the operands of the epilogue.
       gated: whether each weight is (k, 2, n).
       keeps_zeros: whether the epilogue maps accumulators that are 0 to 0.
       out_sharding: as for `ragged_dot`.
     """
-    rows = _rows_of_groups(options, factors, out_sharding)
+    rows = _rows_of_groups(options, ragged, out_sharding)
     if rows is None:
         return None
-    w, groups = factors.rhs, (factors.group_sizes, factors.group_offset)
-    given = factors_of(rows[0], w, rows[1], groups)
+    w, groups = ragged.rhs, (ragged.group_sizes, ragged.group_offset)
+    given = operands_of(rows[0], w, rows[1], groups)
     how = {"grouped": True, "keeps_zeros": keeps_zeros}
     encoding = Packed(w.format, len(given), gated, **how)
     return epilogues.with_encoded_epilogue_of_groups(
-        options, encoding, given, epilogue, operands, groups=w.values.shape[0]
+        options, encoding, given, epilogue, epilogue_operands, groups=w.values.shape[0]
     )
 
 
-def _rows_of_groups(options: CallOptions, factors: Factors, out_sharding):
+def _rows_of_groups(options: CallOptions, ragged: RaggedOperands, out_sharding):
     """Return the rows that a kernel multiplies by weights of groups, and their scales or None.
 
     None if no kernel can run the product.
     """
-    w, gather = factors.rhs, factors.gather
+    w, gather = ragged.rhs, ragged.gather
     sharding = canonical_sharding(options.function, out_sharding, 2)
     by_kernel = w.order is None and sharding is None
-    x, row_scales = _rows_of(factors.lhs, 1 if by_kernel else None, w)
+    x, row_scales = _rows_of(ragged.lhs, 1 if by_kernel else None, w)
     if not by_kernel or (row_scales is None and x.dtype not in _KERNEL_DTYPES):
         _check_unasked(options)
         return None

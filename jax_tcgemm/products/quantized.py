@@ -94,10 +94,10 @@ def _tile(op: str, name: str, qvalue, block) -> tuple[int, ...] | None:
     return ((1,) * qvalue.ndim + block)[-qvalue.ndim :] if qvalue.ndim else ()
 
 
-def _check_blocks(op: str, what: str, factors, shape, tile) -> None:
+def _check_blocks(op: str, what: str, scales, shape, tile) -> None:
     """Raise ValueError if the shape of scales does not match the number of blocks."""
-    fits = factors.ndim == len(shape)
-    for axis, (own, extent) in enumerate(zip(factors.shape, shape, strict=False)):
+    fits = scales.ndim == len(shape)
+    for axis, (own, extent) in enumerate(zip(scales.shape, shape, strict=False)):
         if own in (1, extent):
             continue
         if tile is None:
@@ -108,7 +108,7 @@ def _check_blocks(op: str, what: str, factors, shape, tile) -> None:
         rule = "numbers that divide" if tile is None else f"those of blocks {tile} of"
         raise ValueError(
             f"{op}: {what} must have as many dimensions as the values, and in each 1 or {rule} "
-            f"their extents {shape}, got {what}.shape={factors.shape}; reshape it"
+            f"their extents {shape}, got {what}.shape={scales.shape}; reshape it"
         )
 
 
@@ -275,19 +275,19 @@ def with_epilogue(
             return packed.product(options, lhs, rhs, rounded, **how, **sharded)
         own = {"pair": pair, **how, **sharded}
         return packed.with_epilogue(options, lhs, rights, epilogue, operands, **own)
-    dtype, factors = accumulated(lhs, *rights), multiplied(lhs, *rights)
+    dtype, values = accumulated(lhs, *rights), multiplied(lhs, *rights)
     axes = [(lhs, dimension_numbers[0][0]), *((x, dimension_numbers[0][1]) for x in rights)]
-    if factors is not None and not any(has_blocks(*each) for each in axes):
+    if values is not None and not any(has_blocks(*each) for each in axes):
         scales = _scales_of_result(lhs, rights, dimension_numbers, permutation, pair)
         function, own = scaling(epilogue, dtype, scales)
-        if factors[0].dtype not in FLOAT8:
+        if values[0].dtype not in FLOAT8:
             sharded["precision"] = of_wide_numbers(op, precision)
-        gates["rhs_up"] = None if rhs_up is None else factors[2]
+        gates["rhs_up"] = None if rhs_up is None else values[2]
         operands = (*own, *operands)
         return unquantized.with_epilogue(
-            options, *factors[:2], function, operands, **how, **gates, **sharded
+            options, *values[:2], function, operands, **how, **gates, **sharded
         )
-    is_scaled = factors is not None and factors[0].dtype in (*FLOAT8, INT8)
+    is_scaled = values is not None and values[0].dtype in (*FLOAT8, INT8)
     if is_scaled and out_sharding is None:
         own = {**how, "precision": precision}
         if pair is None and rhs_up is None:
@@ -393,7 +393,7 @@ def _by_blocks(
     lhs,
     rhs,
     epilogue,
-    operands,
+    epilogue_operands,
     *,
     dimension_numbers,
     permutation,
@@ -415,15 +415,17 @@ def _by_blocks(
     ones = [num_batch] if of_lhs[2] else []
     ones += [lhs.ndim - 1] if of_rhs[2] else []
     encoding = BlockScaled(num_batch, (of_lhs[1], of_rhs[1]), bool(pair), precision)
-    factors = lhs, rhs, of_lhs[0], of_rhs[0]
+    operands = lhs, rhs, of_lhs[0], of_rhs[0]
     is_natural = permutation is None or tuple(permutation) == tuple(range(len(permutation)))
     if is_natural and not ones:
-        return unquantized.with_encoded_epilogue(options, encoding, factors, epilogue, operands)
+        return unquantized.with_encoded_epilogue(
+            options, encoding, operands, epilogue, epilogue_operands
+        )
     wide = Layer(np.dtype(np.float32))
-    acc = unquantized.with_encoded_epilogue(options, encoding, factors, wide, ())
+    acc = unquantized.with_encoded_epilogue(options, encoding, operands, wide, ())
     acc = lax.squeeze(acc, ones)
     acc = acc if is_natural else lax.transpose(acc, tuple(permutation))
-    return unquantized.applied(options.function, [acc], epilogue, operands)
+    return unquantized.applied(options.function, [acc], epilogue, epilogue_operands)
 
 
 def _of_rows(x, batch, contract) -> tuple[jax.Array, jax.Array, tuple[int, int], bool]:

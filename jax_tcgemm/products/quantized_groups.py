@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tcgemm.device.rows import take
-from jax_tcgemm.primitives.encodings.ragged import Factors
+from jax_tcgemm.primitives.encodings.ragged import RaggedOperands
 from jax_tcgemm.primitives.encodings.ragged_contraction import RaggedContraction
 from jax_tcgemm.primitives.epilogue_product import bare_product
 from jax_tcgemm.problem.call_options import CallOptions
@@ -29,12 +29,12 @@ from jax_tcgemm.products.quantized import (
 _ALL_TOKENS = 1 << 30
 
 
-def grouped_scales(factors: Factors, gated: bool):
+def grouped_scales(ragged: RaggedOperands, gated: bool):
     """Return the scales of a grouped product's accumulators, and its operands as plain arrays.
 
     None if scales differ along k, or under the conditions of `multiplied`.
     """
-    lhs, rhs = factors.lhs, factors.rhs
+    lhs, rhs = ragged.lhs, ragged.rhs
     if has_blocks(lhs, (1,)) or has_blocks(rhs, (1,)):
         return None
     if (values := multiplied(lhs, rhs)) is None:
@@ -45,41 +45,41 @@ def grouped_scales(factors: Factors, gated: bool):
     scales = [[] for _ in range(1 + gated)]
     if is_any(lhs):
         scale = spread(lhs.scale, lhs.shape, lhs.block)
-        if factors.gather is not None and scale.shape[0] != 1:
-            scale = take(scale, factors.gather)
+        if ragged.gather is not None and scale.shape[0] != 1:
+            scale = take(scale, ragged.gather)
         scales = [[scale] for _ in scales]
     if is_any(rhs):
         scale = spread(rhs.scale, rhs.shape, rhs.block)
         for i, own in enumerate(scales):
             each = scale[:, :, min(i, scale.shape[2] - 1)] if gated else scale
             own.append(each[0] if each.shape[0] == 1 else each)
-    return scales, factors._replace(lhs=values[0], rhs=values[1])
+    return scales, ragged._replace(lhs=values[0], rhs=values[1])
 
 
-def _grouped_blocks(factors: Factors, gated: bool):
+def _grouped_blocks(ragged: RaggedOperands, gated: bool):
     """Return operands as plain arrays with block scales along k, and the block shapes.
 
     None unless the values are 8-bit integers or floats without zero points.
     """
-    values = multiplied(factors.lhs, factors.rhs)
+    values = multiplied(ragged.lhs, ragged.rhs)
     if values is None or values[0].dtype not in (*FLOAT8, INT8):
         return None
-    (lhs, rhs), groups = values, factors.rhs.shape[0]
-    (lhs_scales, lhs_tile), (rhs_scales, rhs_tile) = map(_scales, (factors.lhs, factors.rhs))
-    if factors.gather is not None:
+    (lhs, rhs), groups = values, ragged.rhs.shape[0]
+    (lhs_scales, lhs_tile), (rhs_scales, rhs_tile) = map(_scales, (ragged.lhs, ragged.rhs))
+    if ragged.gather is not None:
         # Bytes are cheap to move, and kernels that gather rows take no scales.
         if lhs_scales.shape[0] != 1:
             lhs_scales = spread_along(0, lhs_scales, lhs.shape[0], lhs_tile[0])
-            lhs_scales = take(lhs_scales, factors.gather)
+            lhs_scales = take(lhs_scales, ragged.gather)
             lhs_tile = (1, lhs_tile[1])
-        lhs = take(lhs, factors.gather)
+        lhs = take(lhs, ragged.gather)
     if rhs_scales.shape[0] != groups:
         rhs_scales = spread_along(0, rhs_scales, groups, rhs_tile[0])
     if gated:
         rhs_scales = jnp.repeat(rhs_scales, 2 // rhs_scales.shape[2], 2)
     rhs_scales = jnp.moveaxis(rhs_scales, 1, -1)
     own = {"lhs": lhs, "rhs": rhs, "lhs_scales": lhs_scales, "rhs_scales": rhs_scales}
-    return factors._replace(**own, gather=None), (lhs_tile, (rhs_tile[-1], rhs_tile[1]))
+    return ragged._replace(**own, gather=None), (lhs_tile, (rhs_tile[-1], rhs_tile[1]))
 
 
 def _scales(x) -> tuple[jax.Array, tuple[int, ...]]:
@@ -91,9 +91,9 @@ def _scales(x) -> tuple[jax.Array, tuple[int, ...]]:
 
 def grouped(
     options: CallOptions,
-    factors,
+    ragged,
     epilogue,
-    operands,
+    epilogue_operands,
     *,
     gated,
     precision,
@@ -103,45 +103,47 @@ def grouped(
 
     Args:
       options: options of the call.
-      factors: checked operands of the product; at least one is quantized.
+      ragged: checked operands of the product; at least one is quantized.
       epilogue: a function, such as a `Layer`.
-      operands: the operands of the epilogue.
+      epilogue_operands: the operands of the epilogue.
       gated: whether rhs has two matrices for each group.
       precision: as for `ragged_dot`.
       **how: other arguments of `products.epilogue.with_grouped_epilogue`.
     """
     how |= {"gated": gated, "precision": precision}
-    if packed.is_packed(factors.rhs):
-        return _grouped_by_packed(options, factors, epilogue, operands, **how)
-    if (found := grouped_scales(factors, gated)) is None:
-        if (of_blocks := _grouped_blocks(factors, gated)) is None:
+    if packed.is_packed(ragged.rhs):
+        return _grouped_by_packed(options, ragged, epilogue, epilogue_operands, **how)
+    if (found := grouped_scales(ragged, gated)) is None:
+        if (of_blocks := _grouped_blocks(ragged, gated)) is None:
             return None
         given, blocks = of_blocks
         return unquantized.with_grouped_epilogue(
-            options, given, epilogue, operands, blocks=blocks, **how
+            options, given, epilogue, epilogue_operands, blocks=blocks, **how
         )
-    scales, factors_of_arrays = found
-    if factors_of_arrays.lhs.dtype not in FLOAT8:
+    scales, of_arrays = found
+    if of_arrays.lhs.dtype not in FLOAT8:
         how["precision"] = of_wide_numbers(options.function, precision)
-    wide = accumulated(factors.lhs, factors.rhs)
+    wide = accumulated(ragged.lhs, ragged.rhs)
     function, own = scaling(epilogue, wide, scales)
     return unquantized.with_grouped_epilogue(
-        options, factors_of_arrays, function, (*own, *operands), **how
+        options, of_arrays, function, (*own, *epilogue_operands), **how
     )
 
 
-def _grouped_by_packed(options, factors, epilogue, operands, *, gated, precision, **how):
+def _grouped_by_packed(options, ragged, epilogue, epilogue_operands, *, gated, precision, **how):
     """Run `grouped` with packed weights."""
     op = options.function
     canonical_precision(op, precision)
     rounded = rounded_dtype(epilogue)
     if rounded is not None:
-        return packed.grouped_product(options, factors, rounded, **how)
+        return packed.grouped_product(options, ragged, rounded, **how)
     # An epilogue that maps 0 to 0 needs no mask for rows of no group. Every activation but sigmoid
     # does, and sigmoid does if a gate multiplies it by 0.
     is_layer = isinstance(epilogue, Layer) and not epilogue.num_biases
     how["keeps_zeros"] = is_layer and (gated or epilogue.activation != "sigmoid")
-    return packed.with_grouped_epilogue(options, factors, epilogue, operands, gated=gated, **how)
+    return packed.with_grouped_epilogue(
+        options, ragged, epilogue, epilogue_operands, gated=gated, **how
+    )
 
 
 def contraction(

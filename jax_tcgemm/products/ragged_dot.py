@@ -10,7 +10,7 @@ from jax import lax
 
 from jax_tcgemm.primitives import dot_general as dense
 from jax_tcgemm.primitives import ragged_dot as primitive
-from jax_tcgemm.primitives.encodings.ragged import Factors
+from jax_tcgemm.primitives.encodings.ragged import RaggedOperands
 from jax_tcgemm.problem.activations import canonical_activation
 from jax_tcgemm.problem.layers import Layer, rounded_dtype
 from jax_tcgemm.problem.precision import canonical_precision
@@ -448,9 +448,9 @@ def _fused(
         epilogue, epilogue_operands = layer, biases
     how = {"gated": gated, "out_sharding": out_sharding}
     if is_quantized:
-        factors = Factors(lhs, rhs, group_sizes, offset, gather_indices)
+        ragged = RaggedOperands(lhs, rhs, group_sizes, offset, gather_indices)
         found = quantized_groups.grouped(
-            options, factors, epilogue, epilogue_operands, precision=precision, **how
+            options, ragged, epilogue, epilogue_operands, precision=precision, **how
         )
         if found is not None:
             return found
@@ -459,9 +459,9 @@ def _fused(
         precision = quantized.of_wide_numbers(op, precision)
     if rounded_dtype(epilogue) is None:
         lhs, rhs = (lhs, rhs) if layer is None else accumulating(layer.dtype, lhs, rhs)
-        factors = Factors(lhs, rhs, group_sizes, offset, gather_indices)
+        ragged = RaggedOperands(lhs, rhs, group_sizes, offset, gather_indices)
         return with_grouped_epilogue(
-            options, factors, epilogue, epilogue_operands, precision=precision, **how
+            options, ragged, epilogue, epilogue_operands, precision=precision, **how
         )
     return primitive.ragged_dot(
         lhs,

@@ -113,10 +113,10 @@ def scaled_matmul(
     rhs_scales, rhs_block = _checked_scales(op, "rhs", rhs, rhs_scales, rhs_block)
     num_batch = rhs.ndim - 2
     if any(scales.ndim and scales.shape[-1] > 1 for scales in (lhs_scales, rhs_scales)):
-        factors = lhs, rhs, _with_dimensions(lhs, lhs_scales), _with_dimensions(rhs, rhs_scales)
+        operands = lhs, rhs, _with_dimensions(lhs, lhs_scales), _with_dimensions(rhs, rhs_scales)
         blocks = lhs_block, rhs_block
         encoding = BlockScaled(num_batch, blocks, precision=canonical_precision(op, precision))
-        return with_encoded_epilogue(options, encoding, factors, Layer(np.dtype(dtype)), ())
+        return with_encoded_epilogue(options, encoding, operands, Layer(np.dtype(dtype)), ())
     lhs_scales = _of_rows(lhs, lhs_scales, lhs_block)
     rhs_scales = _of_rows(rhs, rhs_scales, rhs_block)
     if rhs_scales.ndim:

@@ -1,11 +1,11 @@
-"""Factors with scales of blocks of their last two dimensions.
+"""RaggedOperands with scales of blocks of their last two dimensions.
 
     acc[*batch, *rows, *columns] =
         sum over k of (lhs * lhs_scales)[*batch, *rows, k] * (rhs * rhs_scales)[*batch, *columns, k]
 
-The factors are lhs, rhs and the scales of both, which are repeated to the shape of what they scale,
-`BlockScales`. Of a gated product rhs and its scales have a first dimension, of extent 2, that tells
-gate and up apart.
+The operands are lhs, rhs and the scales of both, which are repeated to the shape of what they
+scale, `BlockScales`. In a gated product, rhs and its scales have a first dimension of size 2, gate
+and up.
 """
 
 import dataclasses
@@ -46,21 +46,21 @@ class BlockScaled(Encoding):
     precision: object = None
     is_bare: bool = False
 
-    num_factors, stores_narrow = 4, False
+    num_operands, stores_narrow = 4, False
 
-    def product_calls(self, factors):
+    def product_calls(self, operands):
         """Multiply as a bare product, with gate and up side by side in its columns."""
         if self.is_bare:
             return ()
-        lhs, rhs, lhs_scales, rhs_scales = factors
+        lhs, rhs, lhs_scales, rhs_scales = operands
         if self.gated:
             rhs, rhs_scales = (jnp.moveaxis(x, 0, self.num_batch) for x in (rhs, rhs_scales))
         bare = dataclasses.replace(self, gated=False, is_bare=True)
         return [(bare, (lhs, rhs, lhs_scales, rhs_scales))]
 
-    def products(self, factors, dtype, options):
+    def products(self, operands, dtype, options):
         """Multiply dequantized operands, by XLA."""
-        lhs, rhs, *scales = factors
+        lhs, rhs, *scales = operands
         triples = zip((lhs, rhs), scales, self.blocks, strict=True)
         return [self._product(*(dequantized(*each) for each in triples), dtype, options)]
 
@@ -83,17 +83,17 @@ class BlockScaled(Encoding):
         """The dimension of the plain product that tells two accumulators apart."""
         return lhs.ndim - 1 if self.gated else None
 
-    def apart(self, products, factors):
+    def apart(self, products, operands):
         """Split a product of gate and up."""
-        return halves(*products, self._pair(factors[0])) if self.gated else products
+        return halves(*products, self._pair(operands[0])) if self.gated else products
 
-    def tangents(self, factors, moving, options, accumulators):
+    def tangents(self, operands, moving, options, accumulators):
         """Multiply dequantized operands and the tangents of the others."""
         del accumulators
         values, tangents = [], []
         for side, block in enumerate(self.blocks):
             dequantize = functools.partial(dequantized, block=block)
-            x, dx = functions.value_and_tangent(dequantize, factors[side::2], moving[side::2])
+            x, dx = functions.value_and_tangent(dequantize, operands[side::2], moving[side::2])
             values.append(x)
             tangents.append(dx)
         (lhs, rhs), (dlhs, drhs) = values, tangents
@@ -101,12 +101,12 @@ class BlockScaled(Encoding):
         addends += [] if drhs is None else [self._product(lhs, drhs, self.accumulator, options)]
         if not addends:
             return [None] * self.num_accumulators
-        return self.apart([functools.reduce(lax.add, addends)], factors)
+        return self.apart([functools.reduce(lax.add, addends)], operands)
 
-    def batched(self, factors, dims, size, *, reduces, mesh_axis):
+    def batched(self, operands, dims, size, *, reduces, mesh_axis):
         """Add the dimension to the batch, the rows or the columns, depending on what is mapped."""
         del mesh_axis
-        lhs, rhs, lhs_scales, rhs_scales = factors
+        lhs, rhs, lhs_scales, rhs_scales = operands
         lhs_dims, rhs_dims = dims[::2], dims[1::2]
         has_lhs, has_rhs = (any(d is not None for d in own) for own in (lhs_dims, rhs_dims))
         if reduces:
@@ -125,14 +125,14 @@ class BlockScaled(Encoding):
             position if has_lhs else lhs.ndim - 1,
         )
 
-    def shape(self, factors):
+    def shape(self, operands):
         """Return (*batch, *rows, *columns)."""
-        lhs, rhs, *_ = factors
+        lhs, rhs, *_ = operands
         return *lhs.shape[:-1], *rhs.shape[self.gated + self.num_batch : -1]
 
-    def product_of(self, factors, operand_shapes, function, *, options, in_place):
+    def product_of(self, operands, operand_shapes, function, *, options, in_place):
         """Describe a product of 8 bits whose scales the kernel applies."""
-        lhs, rhs, *scales = factors
+        lhs, rhs, *scales = operands
         columns = rhs.shape[self.gated + self.num_batch : -1]
         shape = (*lhs.shape[:-1], *rhs.shape[: self.gated], *columns)
         how = {
@@ -154,15 +154,15 @@ class BlockScaled(Encoding):
             ),
         )
 
-    def names(self, factors):
+    def names(self, operands):
         """Divide dimensions whose blocks have one element; K and the others are whole."""
-        lhs, rhs, *scales = factors
+        lhs, rhs, *scales = operands
         named, whole = [], {"pair", "k"}
         for side, x, pair in (("m", lhs, ()), ("n", rhs, ("pair",) * self.gated)):
             rows = range(self.num_batch, x.ndim - len(pair) - 1)
             batch = (f"b{i}" for i in range(self.num_batch))
             named.append((*pair, *batch, *(f"{side}{i}" for i in rows), "k"))
-        of_factors = [*named]
+        of_operands = [*named]
         for side, (x, own) in enumerate(zip((lhs, rhs), scales, strict=True)):
             names = []
             for axis, (number, extent) in enumerate(zip(own.shape, x.shape, strict=True)):
@@ -170,22 +170,22 @@ class BlockScaled(Encoding):
                 names.append(named[side][axis] if is_each else f"s{side}x{axis}")
                 if not is_each:
                     whole |= {names[-1]} | ({named[side][axis]} if number > 1 else set())
-            of_factors.append(tuple(names))
+            of_operands.append(tuple(names))
         columns = named[1][self.gated + self.num_batch : -1]
-        return Names(tuple(of_factors), (*named[0][:-1], *columns), frozenset(whole))
+        return Names(tuple(of_operands), (*named[0][:-1], *columns), frozenset(whole))
 
-    def obstacle_to_division(self, factors, whole, product, device, options):
-        """Refuse dtypes that nothing covers, and dimensions that the function takes whole."""
-        del factors, options
+    def obstacle_to_division(self, operands, whole, product, device, options):
+        """Refuse dtypes that nothing covers, and dimensions that the epilogue takes whole."""
+        del operands, options
         if not dense.is_covered(product.product, device.platform):
             return "no implementation covers the dtypes of the product"
         if whole:
             return "devices may divide a dimension that the function takes whole"
         return ""
 
-    def flops(self, factors):
+    def flops(self, operands):
         """Count those of the plain product."""
-        lhs, rhs, *_ = factors
+        lhs, rhs, *_ = operands
         return plain.flops(lhs, rhs, dimension_numbers=self._numbers(lhs, rhs))
 
 

@@ -6,7 +6,7 @@ or, grouped, with one weight for each group of rows:
 
     acc[r, n] = sum over k of x[r, k] * w[g, k, n]
 
-The factors are:
+The operands are:
 
 - x of shape (*rows, k), grouped (m, k), of float16, bfloat16 or float8_e4m3fn;
 - with float8_e4m3fn, the per-row scales of x in float32, of shape (*rows);
@@ -59,8 +59,8 @@ _FEW_ROWS = 32
 E4M3 = np.dtype(jnp.float8_e4m3fn)
 
 
-def factors_of(x, w: PackedWeight, row_scales=None, groups=()) -> tuple[jax.Array, ...]:
-    """Return the factors of a product.
+def operands_of(x, w: PackedWeight, row_scales=None, groups=()) -> tuple[jax.Array, ...]:
+    """Return the operands of a product.
 
     Args:
       x: rows.
@@ -72,8 +72,8 @@ def factors_of(x, w: PackedWeight, row_scales=None, groups=()) -> tuple[jax.Arra
     return (x, *scales, *arrays_of(w), *groups)
 
 
-class _Factors(NamedTuple):
-    """The factors of a product by their roles; `scales` and `groups` may be empty."""
+class _Operands(NamedTuple):
+    """The operands of a product by their roles; `scales` and `groups` may be empty."""
 
     x: jax.Array
     scales: Sequence
@@ -103,17 +103,17 @@ class Packed(Grouped):
 
     Attributes:
       format: of the weight.
-      num_factors: as of `Encoding`.
+      num_operands: as of `Encoding`.
       gated: as of `Encoding`.
       grouped: whether rows belong to groups.
       by_group: as of `Grouped`.
-      keeps_zeros: whether the function maps accumulators that are 0 to 0, so that rows that belong
+      keeps_zeros: whether the epilogue maps accumulators that are 0 to 0, so that rows that belong
         to no group need no mask.
       is_bare: as of `Encoding`; then the columns are (tiles, 16), and devices may divide the tiles.
     """
 
     format: PackedFormat
-    num_factors: int
+    num_operands: int
     gated: bool = False
     grouped: bool = False
     by_group: tuple[bool, ...] = ()
@@ -123,29 +123,29 @@ class Packed(Grouped):
     num_batch = 0
 
     @classmethod
-    def bare(cls, form: PackedFormat, factors: Sequence, *, grouped: bool = False) -> "Packed":
+    def bare(cls, form: PackedFormat, operands: Sequence, *, grouped: bool = False) -> "Packed":
         """Return the encoding of a product without an epilogue."""
-        return cls(form, len(factors), grouped=grouped, keeps_zeros=True, is_bare=True)
+        return cls(form, len(operands), grouped=grouped, keeps_zeros=True, is_bare=True)
 
-    def _split(self, factors: Sequence) -> _Factors:
-        """Return the factors, or their types, by their roles."""
-        x, *others = factors
+    def _split(self, operands: Sequence) -> _Operands:
+        """Return the operands, or their types, by their roles."""
+        x, *others = operands
         first = int(getattr(x, "aval", x).dtype == E4M3)
         last = len(others) - 2 * self.grouped
-        return _Factors(x, others[:first], others[first:last], others[last:])
+        return _Operands(x, others[:first], others[first:last], others[last:])
 
     # --- the products ---------------------------------------------------------------------------
 
-    def product_calls(self, factors):
+    def product_calls(self, operands):
         """Return the bare product; of a bare product with float8 rows the one in 16 bits."""
         if not self.is_bare:
-            return [(Packed.bare(self.format, factors, grouped=self.grouped), factors)]
-        found = self._split(factors)
+            return [(Packed.bare(self.format, operands, grouped=self.grouped), operands)]
+        found = self._split(operands)
         return [self._in_16_bits(found)] if found.scales else []
 
-    def products(self, factors, dtype, options):
+    def products(self, operands, dtype, options):
         """Multiply by the dequantized weight."""
-        x, scales, weight, groups = self._split(factors)
+        x, scales, weight, groups = self._split(operands)
         x = dequantized(x, *scales)
         w = rows_of_weight(weight_of(weight, self.format), options=options, dtype=x.dtype)
         how = {"options": options.of_step(), "preferred_element_type": dtype}
@@ -157,16 +157,16 @@ class Packed(Grouped):
             out = plain.dot_general(x, w, dimension_numbers=numbers, **how)
         return [out.reshape(*x.shape[:-1], w.shape[-2] // TILE, TILE)]
 
-    def apart(self, products, factors):
+    def apart(self, products, operands):
         """Return the columns of the weight without those that pad the last tile, gate and up."""
         if self.is_bare:
             return products
         out = in_columns(*products, self.format)
-        return halves(out, factors[0].ndim - 1) if self.gated else [out]
+        return halves(out, operands[0].ndim - 1) if self.gated else [out]
 
-    def instead(self, factors, options):
+    def instead(self, operands, options):
         """Multiply many rows by the dequantized weight, and few float8 rows in 16 bits."""
-        found, route = self._split(factors), self._route(factors, options)
+        found, route = self._split(operands), self._route(operands, options)
         if route is _Route.IN_16_BITS:
             return Instead(*self._in_16_bits(found), options)
         if route is _Route.DEQUANTIZED and not self.grouped and not self.is_bare:
@@ -178,13 +178,13 @@ class Packed(Grouped):
             return Instead(encoding, (x, w), options.without_config())
         return None
 
-    def runs_unfused(self, factors, options):
+    def runs_unfused(self, operands, options):
         """Return whether so many rows multiply the dequantized weight by `products`."""
-        return self._route(factors, options) is _Route.DEQUANTIZED
+        return self._route(operands, options) is _Route.DEQUANTIZED
 
-    def _route(self, factors, options: CallOptions) -> _Route:
+    def _route(self, operands, options: CallOptions) -> _Route:
         """Return how a call is computed of which no implementation is forced."""
-        x, scales, _, groups = self._split(factors)
+        x, scales, _, groups = self._split(operands)
         rows, number = math.prod(x.shape[:-1]), groups[0].shape[0] if groups else 1
         if not (options.is_unconstrained and isinstance(rows, int)):
             return _Route.PACKED
@@ -192,9 +192,9 @@ class Packed(Grouped):
             return _Route.IN_16_BITS if rows <= _FEW_ROWS * number else _Route.PACKED
         return _Route.DEQUANTIZED if rows > MOST_ROWS * number else _Route.PACKED
 
-    def _in_16_bits(self, found: _Factors) -> tuple["Packed", tuple]:
-        """Return the encoding and the factors with float8 rows converted to bfloat16."""
-        own = dataclasses.replace(self, num_factors=self.num_factors - len(found.scales))
+    def _in_16_bits(self, found: _Operands) -> tuple["Packed", tuple]:
+        """Return the encoding and the operands with float8 rows converted to bfloat16."""
+        own = dataclasses.replace(self, num_operands=self.num_operands - len(found.scales))
         return own, (dequantized(*found.rows), *found.weight, *found.groups)
 
     # --- the rules ------------------------------------------------------------------------------
@@ -204,42 +204,42 @@ class Packed(Grouped):
         """Whether rows of no group may have other results than 0."""
         return self.grouped and not self.keeps_zeros
 
-    def rows(self, factors, options):
-        """Return the rows of groups, unless the function keeps zeros and so takes no operands."""
+    def rows(self, operands, options):
+        """Return the rows of groups, unless the epilogue keeps zeros and so takes no operands."""
         if not self.masks_results:
             return Rows()
-        _, _, weight, groups = self._split(factors)
-        shape = self.shape(factors)
+        _, _, weight, groups = self._split(operands)
+        shape = self.shape(operands)
         return RowsOfGroups.of(*groups, weight[0].shape[0], shape, self.by_group, options)
 
-    def tangents(self, factors, moving, options, accumulators):
+    def tangents(self, operands, moving, options, accumulators):
         """Multiply the tangent of x by the weight, in the dtype of x.
 
         Reverse mode is then made of such products. The weight is bytes and has no tangent.
         """
-        found = self._split(factors)
+        found = self._split(operands)
         primals = found.rows
         _, dx = functions.value_and_tangent(dequantized, primals, moving[: len(primals)])
         if dx is None:
             return [None] * self.num_accumulators
-        own = dataclasses.replace(self, num_factors=self.num_factors - len(found.scales))
-        factors = same_varying(dx, *found.weight, *found.groups)
-        found = accumulators(own, factors, dx.dtype, options.without_config())
+        own = dataclasses.replace(self, num_operands=self.num_operands - len(found.scales))
+        operands = same_varying(dx, *found.weight, *found.groups)
+        found = accumulators(own, operands, dx.dtype, options.without_config())
         return [lax.convert_element_type(x, self.accumulator) for x in found]
 
-    def batched(self, factors, dims, size, *, reduces, mesh_axis):
+    def batched(self, operands, dims, size, *, reduces, mesh_axis):
         """Add the dimension to the rows; mapped weights and groups are no single product."""
         del reduces, mesh_axis
-        number = len(self._split(factors).rows)
+        number = len(self._split(operands).rows)
         if self.grouped or any(dim is not None for dim in dims[number:]):
             return None
-        pairs = zip(factors[:number], dims, strict=False)
+        pairs = zip(operands[:number], dims, strict=False)
         rows = [moved(x, dim, 0, size) for x, dim in pairs]
-        return Batched(self, (*rows, *factors[number:]), 0)
+        return Batched(self, (*rows, *operands[number:]), 0)
 
-    def batched_product(self, factors, dims, size, mesh_axis, product):
+    def batched_product(self, operands, dims, size, mesh_axis, product):
         """Multiply the rows of each mapped weight as a group."""
-        found = self._split(factors)
+        found = self._split(operands)
         number = len(found.rows)
         if self.grouped or None in dims[number:] or mesh_axis is not None:
             return None
@@ -248,21 +248,21 @@ class Packed(Grouped):
         _, *shape, k = x.shape
         groups = jnp.full(size, math.prod(shape), np.int32), jnp.zeros(1, np.int32)
         rows = x.reshape(-1, k), *(own.reshape(-1) for own in scales)
-        factors = *rows, *weight, *groups
-        out = product(Packed.bare(self.format, factors, grouped=True), factors)
+        operands = *rows, *weight, *groups
+        out = product(Packed.bare(self.format, operands, grouped=True), operands)
         return out.reshape(size, *shape, *out.shape[1:])
 
-    def shape(self, factors):
+    def shape(self, operands):
         """Return (*rows, *columns), of a gated product (*rows, n)."""
-        found = self._split(factors)
+        found = self._split(operands)
         if self.is_bare:
             return *found.x.shape[:-1], found.weight[0].shape[-3], TILE
         return *found.x.shape[:-1], *self.format.shape[1 + self.gated :]
 
-    def product_of(self, factors, operand_shapes, function, *, options, in_place):
+    def product_of(self, operands, operand_shapes, function, *, options, in_place):
         """Describe a product that kernels of packed weights compute, nothing of it in place."""
         del in_place
-        x, _, weight, groups = self._split(factors)
+        x, _, weight, groups = self._split(operands)
         own = {"form": "product", "m": math.prod(x.shape[:-1]), "out_dtype": "f32"}
         own["in_dtype"] = DTYPE_NAMES[np.dtype(x.dtype)]
         if groups:
@@ -274,7 +274,7 @@ class Packed(Grouped):
             self.format,
             problem_of(weight[0].shape[-3], self.format, **own),
             function,
-            self.shape(factors),
+            self.shape(operands),
             x.ndim - 1,
             operand_shapes,
             self.gated,
@@ -282,38 +282,38 @@ class Packed(Grouped):
             padded(self.by_group, len(operand_shapes)),
         )
 
-    def names(self, factors):
+    def names(self, operands):
         """Divide rows; in a bare product also the tiles of columns, and the groups."""
-        x, scales, weight, groups = self._split(factors)
+        x, scales, weight, groups = self._split(operands)
         rows = tuple(f"m{axis}" for axis in range(x.ndim - 1))
         of_weight = division_of_weight(weight)
         of_groups = (("sizes",), ("one",)) if groups else ()
-        of_factors = ((*rows, "k"), *([rows] * len(scales)), *of_weight, *of_groups)
+        of_operands = ((*rows, "k"), *([rows] * len(scales)), *of_weight, *of_groups)
         if self.is_bare:
             inner = (name for own in of_weight for name in own[-2:])
             whole = frozenset(("k", *inner, *(("sizes", "one") if groups else ())))
             even = ("g",) if groups else ()
-            return Names(of_factors, (*rows, "tile", "column"), whole, even=even)
+            return Names(of_operands, (*rows, "tile", "column"), whole, even=even)
         columns = tuple(f"n{axis}" for axis in range(len(self.format.shape) - 1 - self.gated))
         whole = frozenset(("k", *columns, *(name for own in of_weight for name in own)))
-        return Names(of_factors, (*rows, *columns), whole)
+        return Names(of_operands, (*rows, *columns), whole)
 
-    def of_shards(self, layout, factors):
+    def of_shards(self, layout, operands):
         """Find how many rows of each group a device has."""
         if not self.grouped:
-            return self, factors
-        *others, sizes, offset = factors
+            return self, operands
+        *others, sizes, offset = operands
         return self, (*others, *ragged_division.groups_here(layout, "m0", sizes, offset))
 
-    def obstacle_to_division(self, factors, whole, product, device, options):
-        """Refuse to divide anything but rows, and rows that the function takes whole."""
+    def obstacle_to_division(self, operands, whole, product, device, options):
+        """Refuse to divide anything but rows, and rows that the epilogue takes whole."""
         del device, options
         if self.is_bare:
             return ""
         if self.grouped:
             return "devices may divide the rows of groups"
-        x, _, weight, _ = self._split(factors)
-        if not partitioning.has_explicit_axes(*factors):
+        x, _, weight, _ = self._split(operands)
+        if not partitioning.has_explicit_axes(*operands):
             return "devices may divide the columns of the weight"
         if any(part is not None for own in weight for part in own.sharding.spec.partitions):
             return "devices divide the columns of the weight"
@@ -323,9 +323,9 @@ class Packed(Grouped):
             return "devices may divide a dimension that the function takes whole"
         return ""
 
-    def flops(self, factors):
+    def flops(self, operands):
         """Count those of all columns."""
-        return 2 * math.prod(factors[0].shape) * self.format.n
+        return 2 * math.prod(operands[0].shape) * self.format.n
 
 
 def dequantized(x, row_scales=None):

@@ -1,8 +1,8 @@
-"""Factors that are arrays as they are.
+"""RaggedOperands that are arrays as they are.
 
     acc = transpose(dot_general(lhs, rhs, dimension_numbers), permutation)
 
-The factors are lhs and rhs. A gated product has two accumulators: of two right factors, or of one
+The operands are lhs and rhs. A gated product has two accumulators: of two right operands, or of one
 with a dimension of extent 2 that tells gate and up apart, which is `pair` of the product.
 """
 
@@ -32,11 +32,11 @@ class Plain(Encoding):
       dimension_numbers: as of `tcgemm_dot_general`.
       permutation: as of `tcgemm_dot_general`.
       accumulator: as of `Encoding`.
-      num_rhs: number of right factors.
+      num_rhs: number of right operands.
       pair: the dimension of the product that tells two accumulators apart, or None.
       precision: as of `tcgemm_dot_general`.
       out_sharding: that of the product.
-      symmetric: whether matrices of the product are symmetric, and what the function makes of them.
+      symmetric: whether matrices of the product are symmetric, and what the epilogue makes of them.
     """
 
     dimension_numbers: tuple
@@ -57,8 +57,8 @@ class Plain(Encoding):
         return cls(dimension_numbers, tuple(permutation), dtype, **fields)
 
     @property
-    def num_factors(self):
-        """Count lhs and the right factors."""
+    def num_operands(self):
+        """Count lhs and the right operands."""
         return 1 + self.num_rhs
 
     @property
@@ -68,12 +68,12 @@ class Plain(Encoding):
 
     @property
     def gated(self):
-        """Whether there are two right factors, or one of gate and up."""
+        """Whether there are two right operands, or one of gate and up."""
         return self.num_rhs == 2 or self.pair is not None
 
     @property
     def num_products(self):
-        """Count a product for each right factor."""
+        """Count a product for each right operand."""
         return self.num_rhs
 
     @property
@@ -90,9 +90,9 @@ class Plain(Encoding):
         """Return the encoding of one device's product, any part of the whole."""
         return dataclasses.replace(self, out_sharding=None, symmetric=False)
 
-    def products(self, factors, dtype, options):
+    def products(self, operands, dtype, options):
         """Multiply by `tcgemm_dot_general`."""
-        lhs, *rights = factors
+        lhs, *rights = operands
         how = {
             "options": options,
             "dimension_numbers": self.dimension_numbers,
@@ -103,15 +103,15 @@ class Plain(Encoding):
         }
         return [plain.dot_general(lhs, rhs, **how) for rhs in rights]
 
-    def apart(self, products, factors):
+    def apart(self, products, operands):
         """Split a product of gate and up."""
-        del factors
+        del operands
         return products if self.pair is None else halves(*products, self.pair)
 
-    def tangents(self, factors, moving, options, accumulators):
-        """Multiply in the dtype of the factors, so that reverse mode is made of such products."""
+    def tangents(self, operands, moving, options, accumulators):
+        """Multiply in the dtype of the operands, so that reverse mode is made of such products."""
         del accumulators
-        (lhs, *rights), (dlhs, *drights) = factors, moving
+        (lhs, *rights), (dlhs, *drights) = operands, moving
         dtype, options = self.accumulator, options.without_config()
         if max(lhs.dtype.itemsize, rights[0].dtype.itemsize) >= 2:
             dtype = jnp.promote_types(lhs.dtype, rights[0].dtype)
@@ -123,14 +123,14 @@ class Plain(Encoding):
             found.append(functools.reduce(lax.add, wide) if wide else None)
         if self.pair is not None and found[0] is None:
             return [None, None]
-        return self.apart(found, factors)
+        return self.apart(found, operands)
 
-    def batched(self, factors, dims, size, *, reduces, mesh_axis):
+    def batched(self, operands, dims, size, *, reduces, mesh_axis):
         """Map a plain product, whose new dimension is a batch dimension, or one of rows or columns.
 
-        Of a function that reduces it comes first, where JAX has it in the results, too.
+        Of an epilogue that reduces it comes first, where JAX has it in the results, too.
         """
-        (lhs, *rights), (lhs_dim, *right_dims) = factors, dims
+        (lhs, *rights), (lhs_dim, *right_dims) = operands, dims
         rhs_dim = next((dim for dim in right_dims if dim is not None), None)
         if rhs_dim is not None:
             both = zip(rights, right_dims, strict=True)
@@ -170,13 +170,13 @@ class Plain(Encoding):
             shape += [extent for axis, extent in enumerate(x.shape) if axis not in taken]
         return tuple(shape[axis] for axis in self.permutation)
 
-    def shape(self, factors):
+    def shape(self, operands):
         """Return the shape of the product, without gate and up."""
-        return self._without_pair(self._product_shape(*factors[:2]))
+        return self._without_pair(self._product_shape(*operands[:2]))
 
-    def product_of(self, factors, operand_shapes, function, *, options, in_place):
+    def product_of(self, operands, operand_shapes, function, *, options, in_place):
         """Describe a product of plain arrays."""
-        lhs, rhs, *_ = factors
+        lhs, rhs, *_ = operands
         how = {
             "options": options,
             "dimension_numbers": self.dimension_numbers,
@@ -189,9 +189,9 @@ class Plain(Encoding):
         sizes = self.num_rhs, self.pair, in_place
         return epilogue.Product(product, function, operand_shapes, *sizes, symmetric=self.symmetric)
 
-    def names(self, factors):
+    def names(self, operands):
         """Divide every dimension, contracted ones among them."""
-        lhs, rhs, *_ = factors
+        lhs, rhs, *_ = operands
         of_lhs, of_rhs, names = plain.names_of(
             lhs.ndim, rhs.ndim, self.dimension_numbers, self.permutation
         )
@@ -199,25 +199,25 @@ class Plain(Encoding):
         whole = frozenset(names) - frozenset(accumulator)
         return Names((of_lhs, *[of_rhs] * self.num_rhs), accumulator, whole, names)
 
-    def obstacle_to_division(self, factors, whole, product, device, options):
-        """Refuse dtypes that nothing covers, and to divide what the function takes whole."""
+    def obstacle_to_division(self, operands, whole, product, device, options):
+        """Refuse dtypes that nothing covers, and to divide what the epilogue takes whole."""
         if not dense.is_covered(product.product, device.platform):
             return "no implementation covers the dtypes of the product"
         if not whole:
             return ""
-        factors = factors[:2]
-        if partitioning.has_explicit_axes(*factors):
+        operands = operands[:2]
+        if partitioning.has_explicit_axes(*operands):
             one = dataclasses.replace(self, num_rhs=1, pair=None)
-            names = one.names(factors)
-            division = partitioning.Division(names.factors, (names.product,), call=one.products)
-            out = one.types(factors, options)
-            layout = partitioning.explicit_layout(division, factors, out)
+            names = one.names(operands)
+            division = partitioning.Division(names.operands, (names.product,), call=one.products)
+            out = one.types(operands, options)
+            layout = partitioning.explicit_layout(division, operands, out)
             divided = layout.divided.keys() | layout.scattered.keys()
             if not divided & {self._without_pair(names.product)[dim] for dim in whole}:
                 return ""
         return "devices may divide a dimension that the function takes whole"
 
-    def flops(self, factors):
+    def flops(self, operands):
         """Count those of the products."""
-        own = plain.flops(*factors[:2], dimension_numbers=self.dimension_numbers)
+        own = plain.flops(*operands[:2], dimension_numbers=self.dimension_numbers)
         return own * self.num_rhs

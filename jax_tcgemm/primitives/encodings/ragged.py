@@ -2,7 +2,7 @@
 
     acc[*b, i, n] = sum over k of lhs[*b, i, k] * rhs[*b, g, k, n]   for the rows i of group g
 
-The factors are the operands of `tcgemm_ragged_dot` of form rows: lhs, rhs, group_sizes,
+The operands are the operands of `tcgemm_ragged_dot` of form rows: lhs, rhs, group_sizes,
 group_offset and, where gathered, gather. Of a gated product rhs is (*b, g, k, 2, n). Results are 0
 in rows that belong to no group.
 """
@@ -27,8 +27,8 @@ from jax_tcgemm.problem.dtypes import accumulator_dtype
 from jax_tcgemm.sharding import ragged_division, shardings
 
 
-class Factors(NamedTuple):
-    """The factors of a grouped product by name."""
+class RaggedOperands(NamedTuple):
+    """The operands of a grouped product by name."""
 
     lhs: object
     rhs: object
@@ -69,36 +69,36 @@ class Ragged(Grouped):
     num_batch, masks_results = 0, True
 
     @classmethod
-    def of(cls, factors: Factors, **fields) -> "Ragged":
+    def of(cls, operands: RaggedOperands, **fields) -> "Ragged":
         """Return the encoding of a product of arrays."""
-        dtype = accumulator_dtype(factors.lhs.dtype, factors.rhs.dtype)
-        groups, gathered = factors.rhs.shape[0], factors.gather is not None
+        dtype = accumulator_dtype(operands.lhs.dtype, operands.rhs.dtype)
+        groups, gathered = operands.rhs.shape[0], operands.gather is not None
         return cls(groups, dtype, gathered=gathered, **fields)
 
     @property
-    def factor_names(self) -> tuple[str, ...]:
-        """The names of the factors, as `Factors` has them."""
-        return Factors._fields[: 4 + self.gathered]
+    def operand_names(self) -> tuple[str, ...]:
+        """The names of the operands, as `RaggedOperands` has them."""
+        return RaggedOperands._fields[: 4 + self.gathered]
 
     @property
-    def num_factors(self):
+    def num_operands(self):
         """Count lhs, rhs, sizes, offset and what else there is."""
-        return len(self.factor_names)
+        return len(self.operand_names)
 
     def unsharded(self):
         """Return the encoding of one device's product."""
         return dataclasses.replace(self, out_sharding=None)
 
-    def of_shards(self, layout, factors):
+    def of_shards(self, layout, operands):
         """Find which groups a device has, and how many of their rows."""
-        lhs, rhs, sizes, offset, *rest = factors
+        lhs, rhs, sizes, offset, *rest = operands
         groups = ragged_division.groups_here(layout, "m", sizes, offset)
         own = dataclasses.replace(self, groups=layout.shard_extent("g"))
         return own, (lhs, rhs, *groups, *rest)
 
-    def products(self, factors, dtype, options):
+    def products(self, operands, dtype, options):
         """Multiply by `tcgemm_ragged_dot`, once by gate and up side by side."""
-        lhs, rhs, *rest = factors
+        lhs, rhs, *rest = operands
         how = {
             "options": options,
             "groups": self.groups,
@@ -109,22 +109,22 @@ class Ragged(Grouped):
         rights = side_by_side(rhs) if self.gated else [rhs]
         return [plain.ragged_dot(lhs, right, *rest, **how) for right in rights]
 
-    def apart(self, products, factors):
+    def apart(self, products, operands):
         """Split a product by gate and up side by side."""
-        del factors
+        del operands
         if len(products) == self.num_accumulators:
             return products
         return jnp.split(*products, 2, axis=-1)
 
-    def rows(self, factors, options):
+    def rows(self, operands, options):
         """Return the rows of the accumulators."""
-        groups = (*factors[2:4], self.groups)
-        return RowsOfGroups.of(*groups, self.shape(factors), self.by_group, options)
+        groups = (*operands[2:4], self.groups)
+        return RowsOfGroups.of(*groups, self.shape(operands), self.by_group, options)
 
-    def tangents(self, factors, moving, options, accumulators):
+    def tangents(self, operands, moving, options, accumulators):
         """Multiply in the dtype of lhs and rhs, so that reverse mode is made of such products."""
         del accumulators
-        (lhs, rhs, *rest), (dlhs, drhs, *_) = factors, moving
+        (lhs, rhs, *rest), (dlhs, drhs, *_) = operands, moving
         dtype = np.dtype(jnp.promote_types(lhs.dtype, rhs.dtype))
         dtype = dtype if dtype.itemsize > 1 else self.accumulator
         pairs = [(dlhs, rhs)] if dlhs is not None and is_moving(dlhs) else []
@@ -136,63 +136,63 @@ class Ragged(Grouped):
         sums = zip(*addends, strict=True)
         return [functools.reduce(lax.add, [x.astype(self.accumulator) for x in s]) for s in sums]
 
-    def batched(self, factors, dims, size, *, reduces, mesh_axis):
-        """Add a first batch dimension, of size 1 in factors that are not mapped."""
+    def batched(self, operands, dims, size, *, reduces, mesh_axis):
+        """Add a first batch dimension, of size 1 in operands that are not mapped."""
         del size, reduces
-        factors = [
+        operands = [
             lax.expand_dims(x, (0,)) if dim is None else jnp.moveaxis(x, dim, 0)
-            for x, dim in zip(factors, dims, strict=True)
+            for x, dim in zip(operands, dims, strict=True)
         ]
-        ndim = factors[2].ndim + 1
+        ndim = operands[2].ndim + 1
         sharding = shardings.with_dimension(self.out_sharding, 0, ndim, mesh_axis)
-        return Batched(dataclasses.replace(self, out_sharding=sharding), factors, 0)
+        return Batched(dataclasses.replace(self, out_sharding=sharding), operands, 0)
 
-    def shape(self, factors):
+    def shape(self, operands):
         """Return (*batch, rows, columns)."""
-        lhs, rhs, sizes, *_ = factors
-        rows = factors[4].shape[-1] if self.gathered else lhs.shape[-2]
-        batch = np.broadcast_shapes(*(x.shape[: sizes.ndim - 1] for x in factors))
+        lhs, rhs, sizes, *_ = operands
+        rows = operands[4].shape[-1] if self.gathered else lhs.shape[-2]
+        batch = np.broadcast_shapes(*(x.shape[: sizes.ndim - 1] for x in operands))
         return (*batch, rows, rhs.shape[-1])
 
-    def scales(self, factors) -> tuple[BlockScales, ...]:
+    def scales(self, operands) -> tuple[BlockScales, ...]:
         """Describe block scales of lhs and rhs to the planner, if there are any."""
-        del factors
+        del operands
         return ()
 
-    def _of_product(self, factors, **params) -> tuple[tuple, dict]:
+    def _of_product(self, operands, **params) -> tuple[tuple, dict]:
         """The operands and parameters of `tcgemm_ragged_dot` that describe a product."""
         params |= {"form": "rows", "rhs_transposed": False, "gathered": self.gathered}
-        return factors[: 4 + self.gathered], params
+        return operands[: 4 + self.gathered], params
 
-    def product_of(self, factors, operand_shapes, function, *, options, in_place):
+    def product_of(self, operands, operand_shapes, function, *, options, in_place):
         """Describe a grouped product, nothing of it in place."""
         del in_place
         result = jax.ShapeDtypeStruct((), self.accumulator)
         how = {"options": options, "precision": self.precision}
-        own, params = self._of_product(factors, **how)
+        own, params = self._of_product(operands, **how)
         product = plain.product_of(*own, result, params)
         product = dataclasses.replace(product, gated=self.gated)
         by_group = padded(self.by_group, len(operand_shapes))
-        scales = self.scales(factors)
+        scales = self.scales(operands)
         return grouped_epilogue.Product(product, function, operand_shapes, by_group, scales)
 
-    def names(self, factors):
+    def names(self, operands):
         """Divide rows, columns, batch and groups, whose rows are 0 on devices without them."""
-        named = dict(zip(self.factor_names, factors, strict=True))
+        named = dict(zip(self.operand_names, operands, strict=True))
         names, accumulator, whole = ragged_division.names_of(named)
-        # The function cannot wait for a sum over k without the groups of its rows.
+        # The epilogue cannot wait for a sum over k without the groups of its rows.
         return Names(names, accumulator, frozenset((*whole, "k")), even=("g",))
 
-    def obstacle_to_division(self, factors, whole, product, device, options):
-        """Refuse dtypes that nothing covers, and dimensions that the function takes whole."""
-        del factors, options
+    def obstacle_to_division(self, operands, whole, product, device, options):
+        """Refuse dtypes that nothing covers, and dimensions that the epilogue takes whole."""
+        del operands, options
         if not dense.is_covered(product.product, device.platform):
             return "no implementation covers the dtypes of the product"
         return "devices may divide a dimension that the function takes whole" if whole else ""
 
-    def flops(self, factors):
+    def flops(self, operands):
         """Count those of all rows, as if each were of a group."""
-        own, params = self._of_product(factors)
+        own, params = self._of_product(operands)
         return plain.flops(*own, **params) * self.num_accumulators
 
 

@@ -1,6 +1,6 @@
 """Groups of rows, each by a matrix of its own, with scales of blocks of both.
 
-The factors are lhs, rhs, group_sizes and group_offset, as of `Ragged`, and the scales of blocks of
+The operands are lhs, rhs, group_sizes and group_offset, as of `Ragged`, and the scales of blocks of
 lhs, (*b, blocks of m, blocks of k), and of rhs, (*b, g, blocks of n, blocks of k), of a gated
 product (*b, g, 2, blocks of n, blocks of k). The accumulators are those of lhs and rhs times their
 scales.
@@ -16,7 +16,7 @@ from jax import lax
 from jax_tcgemm.primitives import functions
 from jax_tcgemm.primitives.encodings import Batched
 from jax_tcgemm.primitives.encodings.block_scaled import dequantized
-from jax_tcgemm.primitives.encodings.ragged import Factors, Ragged, side_by_side
+from jax_tcgemm.primitives.encodings.ragged import Ragged, RaggedOperands, side_by_side
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.precision import of_dequantized
 from jax_tcgemm.problem.quantized import spread_along
@@ -34,22 +34,22 @@ class RaggedBlockScaled(Ragged):
     blocks: tuple[tuple[int, int], tuple[int, int]]
     is_bare: bool = False
 
-    factor_names = (*Factors._fields[:4], "lhs_scales", "rhs_scales")
+    operand_names = (*RaggedOperands._fields[:4], "lhs_scales", "rhs_scales")
 
-    def products(self, factors, dtype, options):
+    def products(self, operands, dtype, options):
         """Multiply dequantized operands."""
-        dequantizers = enumerate(self._dequantizers(factors[0]))
-        operands = [f(*factors[side::4]) for side, f in dequantizers]
-        factors = *operands, *factors[2:4]
-        return self._plain.products(factors, dtype, options.of_dequantized_blocks())
+        dequantizers = enumerate(self._dequantizers(operands[0]))
+        wide = [f(*operands[side::4]) for side, f in dequantizers]
+        operands = *wide, *operands[2:4]
+        return self._plain.products(operands, dtype, options.of_dequantized_blocks())
 
-    def product_calls(self, factors):
+    def product_calls(self, operands):
         """Multiply as bare products, once by gate and up side by side."""
         if self.is_bare:
             return ()
         if not self.gated:
-            return [(dataclasses.replace(self, by_group=(), is_bare=True), factors)]
-        lhs, rhs, sizes, offset, lhs_scales, scales = factors
+            return [(dataclasses.replace(self, by_group=(), is_bare=True), operands)]
+        lhs, rhs, sizes, offset, lhs_scales, scales = operands
         rights, (of_lhs, (columns, depth)) = side_by_side(rhs), self.blocks
         if len(rights) > 1:
             of_rights = [scales[..., i, :, :] for i in range(2)]
@@ -82,30 +82,30 @@ class RaggedBlockScaled(Ragged):
 
         return [lambda *arrays: dequantized(*arrays, of_lhs), of_matrices]
 
-    def tangents(self, factors, moving, options, accumulators):
+    def tangents(self, operands, moving, options, accumulators):
         """Multiply dequantized operands and the tangents of the others."""
         found = [
-            functions.value_and_tangent(f, factors[side::4], moving[side::4])
-            for side, f in enumerate(self._dequantizers(factors[0]))
+            functions.value_and_tangent(f, operands[side::4], moving[side::4])
+            for side, f in enumerate(self._dequantizers(operands[0]))
         ]
-        operands, tangents = zip(*found, strict=True)
-        factors = *operands, *factors[2:4]
+        wide, tangents = zip(*found, strict=True)
+        operands = *wide, *operands[2:4]
         options = options.of_dequantized_blocks()
-        return self._plain.tangents(factors, tangents, options, accumulators)
+        return self._plain.tangents(operands, tangents, options, accumulators)
 
-    def batched(self, factors, dims, size, *, reduces, mesh_axis):
+    def batched(self, operands, dims, size, *, reduces, mesh_axis):
         """Add a first batch dimension, the same one in scales as in what they scale."""
         how = {"reduces": reduces, "mesh_axis": mesh_axis}
-        encoding, factors, position = super().batched(factors, dims, size, **how)
-        lhs, rhs, *groups, lhs_scales, rhs_scales = factors
+        encoding, operands, position = super().batched(operands, dims, size, **how)
+        lhs, rhs, *groups, lhs_scales, rhs_scales = operands
         lhs, lhs_scales = _of_equal_batch(lhs, lhs_scales)
         rhs, rhs_scales = _of_equal_batch(rhs, rhs_scales)
-        factors = (lhs, rhs, *groups, lhs_scales, rhs_scales)
-        return Batched(encoding, factors, position)
+        operands = (lhs, rhs, *groups, lhs_scales, rhs_scales)
+        return Batched(encoding, operands, position)
 
-    def scales(self, factors):
+    def scales(self, operands):
         """Describe scales of lhs, and of rhs as (*batch, groups[, 2], n, k)."""
-        lhs, rhs, *_, lhs_scales, rhs_scales = factors
+        lhs, rhs, *_, lhs_scales, rhs_scales = operands
         *matrices, k = rhs.shape[: lhs.ndim]
         num_batch = len(matrices) - 1
         *halves, n = rhs.shape[lhs.ndim :]

@@ -3,11 +3,11 @@
     acc[*b, g, m, n] = sum over the tokens i of group g of
         (lhs * lhs_scales)[*b, m, i] * (rhs * rhs_scales)[*b, n, i]
 
-The factors are lhs (*b, m, k) and rhs (*b, n, k), of one float8 or int8 dtype, group_sizes (*b, s),
-group_offset (*b, 1), and lhs_scales and rhs_scales in float32, of shape (*b, blocks of m or n,
-blocks of k). All have the same number of batch dimensions, each of size 1 where it is broadcast.
-The accumulators are the gradient of the matrices of a grouped product, both of whose operands are
-held transposed.
+The operands are lhs (*b, m, k) and rhs (*b, n, k), of one float8 or int8 dtype, group_sizes
+(*b, s), group_offset (*b, 1), and lhs_scales and rhs_scales in float32, of shape (*b, blocks of m
+or n, blocks of k). All have the same number of batch dimensions, each of size 1 where it is
+broadcast. The accumulators are the gradient of the matrices of a grouped product, both of whose
+operands are held transposed.
 """
 
 import dataclasses
@@ -41,11 +41,11 @@ class RaggedContraction(Encoding):
     precision: object = None
     num_batch: int = 0
 
-    num_factors, gated, stores_narrow, is_bare = 6, False, False, True
+    num_operands, gated, stores_narrow, is_bare = 6, False, False, True
 
-    def products(self, factors, dtype, options):
+    def products(self, operands, dtype, options):
         """Multiply dequantized operands, and bfloat16 copies of operands with per-row scales."""
-        lhs, rhs, *groups, lhs_scales, rhs_scales = factors
+        lhs, rhs, *groups, lhs_scales, rhs_scales = operands
         scales = lhs_scales, rhs_scales
         how = {
             "options": options.of_dequantized_blocks(),
@@ -67,47 +67,47 @@ class RaggedContraction(Encoding):
         )
         return [(acc * of_lhs * jnp.swapaxes(of_rhs, -1, -2)).astype(dtype)]
 
-    def apart(self, products, factors):
+    def apart(self, products, operands):
         """Return the one product."""
-        del factors
+        del operands
         return products
 
-    def tangents(self, factors, moving, options, accumulators):
+    def tangents(self, operands, moving, options, accumulators):
         """Differentiate the product of dequantized operands."""
         del accumulators
 
-        def product(*factors):
-            return self.products(factors, self.accumulator, options)[0]
+        def product(*operands):
+            return self.products(operands, self.accumulator, options)[0]
 
-        return [functions.value_and_tangent(product, factors, moving)[1]]
+        return [functions.value_and_tangent(product, operands, moving)[1]]
 
-    def batched(self, factors, dims, size, *, reduces, mesh_axis):
-        """Add a first batch dimension, of size 1 in factors that are not mapped."""
+    def batched(self, operands, dims, size, *, reduces, mesh_axis):
+        """Add a first batch dimension, of size 1 in operands that are not mapped."""
         del size, reduces, mesh_axis
-        factors = [
+        operands = [
             lax.expand_dims(x, (0,)) if dim is None else jnp.moveaxis(x, dim, 0)
-            for x, dim in zip(factors, dims, strict=True)
+            for x, dim in zip(operands, dims, strict=True)
         ]
         for side in range(2):
             # Scales have the batch dimensions of their operand.
             pair = side, 4 + side
-            extent = max(factors[i].shape[0] for i in pair)
+            extent = max(operands[i].shape[0] for i in pair)
             for i in pair:
-                factors[i] = jnp.broadcast_to(factors[i], (extent, *factors[i].shape[1:]))
-        return Batched(dataclasses.replace(self, num_batch=self.num_batch + 1), factors, 0)
+                operands[i] = jnp.broadcast_to(operands[i], (extent, *operands[i].shape[1:]))
+        return Batched(dataclasses.replace(self, num_batch=self.num_batch + 1), operands, 0)
 
-    def shape(self, factors):
+    def shape(self, operands):
         """Return (*batch, groups, m, n)."""
-        lhs, rhs, *_ = factors
-        return *self._batch(*factors), self.groups, lhs.shape[-2], rhs.shape[-2]
+        lhs, rhs, *_ = operands
+        return *self._batch(*operands), self.groups, lhs.shape[-2], rhs.shape[-2]
 
-    def _batch(self, *factors) -> tuple[int, ...]:
-        return np.broadcast_shapes(*(x.shape[: self.num_batch] for x in factors))
+    def _batch(self, *operands) -> tuple[int, ...]:
+        return np.broadcast_shapes(*(x.shape[: self.num_batch] for x in operands))
 
-    def product_of(self, factors, operand_shapes, function, *, options, in_place):
+    def product_of(self, operands, operand_shapes, function, *, options, in_place):
         """Describe a contraction whose scales the kernel applies."""
         del operand_shapes, in_place
-        lhs, rhs, sizes, offset, *scales = factors
+        lhs, rhs, sizes, offset, *scales = operands
         batch = self._batch
         product = grouped.Product(
             options=options,
@@ -133,19 +133,19 @@ class RaggedContraction(Encoding):
         )
         return grouped_contraction.Product(product, tuple(of_blocks))
 
-    def names(self, factors):
+    def names(self, operands):
         """Divide m and n, where each row has a scale of its own or all have one."""
         batch = tuple(f"b{i}" for i in range(self.num_batch))
-        extents = self._batch(*factors)
+        extents = self._batch(*operands)
         endings = [("m", "k"), ("n", "k"), ("sizes",), ("one",)]
         whole = {"k", "sizes", "one", "g"}
         for side, name in enumerate("mn"):
-            number, extent = factors[4 + side].shape[-2], factors[side].shape[-2]
+            number, extent = operands[4 + side].shape[-2], operands[side].shape[-2]
             is_each = number == extent and number > 1
             endings.append((name if is_each else f"rows{side}", f"k{side}"))
             whole |= {*endings[-1]} - {name} | ({name} if number > 1 and not is_each else set())
         names = []
-        for i, (x, ending) in enumerate(zip(factors, endings, strict=True)):
+        for i, (x, ending) in enumerate(zip(operands, endings, strict=True)):
             # A batch dimension of size 1 that is broadcast has a name of its own.
             pairs = enumerate(zip(batch, extents, strict=True))
             leading = [n if x.shape[j] == extent else f"{n}_{i}" for j, (n, extent) in pairs]
@@ -153,14 +153,14 @@ class RaggedContraction(Encoding):
             names.append((*leading, *ending))
         return Names(tuple(names), (*batch, "g", "m", "n"), frozenset(whole))
 
-    def obstacle_to_division(self, factors, whole, product, device, options):
+    def obstacle_to_division(self, operands, whole, product, device, options):
         """Refuse dtypes that nothing covers."""
-        del factors, whole, options
+        del operands, whole, options
         if not dense.is_covered(product.product, device.platform):
             return "no implementation covers the dtypes of the product"
         return ""
 
-    def flops(self, factors):
+    def flops(self, operands):
         """Count those of all tokens, as if each were of a group."""
-        lhs, rhs, *_ = factors
+        lhs, rhs, *_ = operands
         return 2 * lhs.size * rhs.shape[-2]

@@ -1,7 +1,7 @@
 """The rows of a grouped product and the groups that they belong to, for functions of accumulators.
 
-A function is given, for each row, the operand of the row's group, and its results are zeros in rows
-that belong to no group.
+An epilogue takes, for each row, the operand of the row's group. Its results are zeros in rows that
+belong to no group.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ class RowsOfGroups(Rows):
       numbers: for each row its group's number among the weights, -1 where it belongs to no group;
         (*b, rows).
       shape: of an accumulator, (*b, rows, columns).
-      by_group: for each operand of the function, whether it is held by group; operands beyond
+      by_group: for each operand of the epilogue, whether it is held by group; operands beyond
         these are not.
       options: options of the call.
     """
@@ -45,7 +45,7 @@ class RowsOfGroups(Rows):
         return cls(numbers, tuple(shape), by_group, options)
 
     def given(self, operands: Sequence) -> list:
-        """Return what the function takes of its operands, some of which may be None."""
+        """Return what the epilogue takes for its operands, some of which may be None."""
         return [
             self._of_groups(x) if own and x is not None else x
             for x, own in zip(operands, padded(self.by_group, len(operands)), strict=True)
@@ -65,7 +65,7 @@ class RowsOfGroups(Rows):
         """x[..., numbers[i], 0, :] for each row i, of all batch dimensions; 0 where none is."""
         x = lax.squeeze(x, (x.ndim - 2,))
         if jnp.issubdtype(x.dtype, np.floating):
-            # XLA does it inside of the function's loop, and adds up few groups of many rows well.
+            # XLA does it inside of the epilogue's loop, and adds up few groups of many rows well.
             found = plain.take_rows(self.options.selecting(selection.XLA), x, self.numbers)
         else:
             found = plain.over_batch(take, x, self.numbers)
@@ -73,7 +73,7 @@ class RowsOfGroups(Rows):
 
 
 def padded(by_group: Sequence[bool], number: int) -> tuple[bool, ...]:
-    """Return `by_group` of the first operands, so many; those that it lacks are not by group."""
+    """Return `by_group` for this number of operands; further operands are not by group."""
     return (*by_group, *[False] * number)[:number]
 
 
