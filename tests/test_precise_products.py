@@ -1,4 +1,4 @@
-"""Products of float32 and complex64 as sums of bfloat16 or TF32 parts."""
+"""Products of float32 and complex64 as sums of bfloat16 or TF32 terms."""
 
 import functools
 
@@ -14,7 +14,7 @@ from random_arrays import normal, widened
 
 import jax_tcgemm
 from jax_tcgemm import selection, tensor
-from jax_tcgemm.device import dense, epilogue, parts
+from jax_tcgemm.device import dense, epilogue, split_precision
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.precision import canonical_precision, resolve
 from jax_tcgemm.selection.devices import ASSUMED_GPU
@@ -75,7 +75,7 @@ def test_infinities_and_nans(dtype, preset):
     a, b = (np.array(x) for x in operands("normal", 12, 9, 40, dtype))
     a[0, 3], a[1, 4], a[2, :2] = np.inf, np.nan, (np.inf, -np.inf)
     b[5, 1], a[3, 5] = -np.inf, 0
-    b[6, 2], a[4, 6] = np.inf, 2.0  # exact in one part: the others of it are zeros
+    b[6, 2], a[4, 6] = np.inf, 2.0  # exact in one term: the others of it are zeros
     with np.errstate(invalid="ignore"):
         expected = np.stack([sum(x * y for x, y in zip(row, b, strict=True)) for row in a])
     got = np.asarray(product(jnp.asarray(a), jnp.asarray(b), preset))
@@ -97,7 +97,7 @@ def test_largest_numbers(preset):
     np.testing.assert_allclose(widened(got), expected, rtol=LEFT_OUT[preset] + ADDING)
 
 
-# --- parts --------------------------------------------------------------------------------------
+# --- terms --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -105,14 +105,14 @@ def test_parts_add_up_under_jit(preset):
     """Roundings that cancel on paper stay in the program."""
     x = normal(50, 31)
     own = numerics(preset)
-    split = jax.jit(lambda x: parts.stacked(x, own, (1,), (), is_rhs=False))(x)
+    split = jax.jit(lambda x: split_precision.stacked(x, own, (1,), (), is_rhs=False))(x)
     assert split.dtype == own.lhs_dtype
-    assert split.shape == (50, len(own.parts.pairs), 31)
-    by_number = {i: widened(split[:, p]) for p, (i, _) in enumerate(own.parts.pairs)}
+    assert split.shape == (50, len(own.terms.pairs), 31)
+    by_number = {i: widened(split[:, p]) for p, (i, _) in enumerate(own.terms.pairs)}
     left = widened(x) - sum(by_number.values())
     of_x = {X3: 2.0**-17, X6: 0, X9: 0, TF32: 2.0**-23}[preset]
     assert (abs(left) <= of_x * abs(widened(x))).all()
-    bits = own.parts.mantissa_bits + 1
+    bits = own.terms.mantissa_bits + 1
     for number, part in by_number.items():
         assert (abs(part) <= 2.0 ** (-bits * number) * abs(widened(x)) * (1 + 2.0**-bits)).all()
         mantissas, _ = np.frexp(part)
@@ -122,7 +122,7 @@ def test_parts_add_up_under_jit(preset):
 
 def test_small_products_come_first():
     for preset, number in zip(PRESETS, (3, 6, 9, 3), strict=True):
-        sums = [sum(pair) for pair in numerics(preset).parts.pairs]
+        sums = [sum(pair) for pair in numerics(preset).terms.pairs]
         assert len(sums) == number
         assert sums == sorted(sums, reverse=True)
 
@@ -138,7 +138,7 @@ def test_small_products_come_first():
     ],
 )
 def test_what_is_one_part_is_multiplied_as_such(preset, dtypes, pairs):
-    assert numerics(preset, *dtypes).parts.pairs == tuple(pairs)
+    assert numerics(preset, *dtypes).terms.pairs == tuple(pairs)
     a, b = normal(9, 60).astype(dtypes[0]), normal(60, 7).astype(dtypes[1])
     numbers = (((1,), (0,)), ((), ()))
     how = {"precision": preset, "implementation": "host", "preferred_element_type": F32}
@@ -190,7 +190,7 @@ def test_one_product_of_a_longer_k(preset, dtype, longer, types):
     assert (problem.m, problem.n, problem.k) == (128, n, longer * 256)
     assert (problem.a.dtype, problem.compute) == types
     assert [copy.partition(" by ")[0] for copy in call.copies][:2] == [
-        f"{name} split into parts of {'float32' if preset == TF32 else 'bfloat16'}"
+        f"{name} split into terms of {'float32' if preset == TF32 else 'bfloat16'}"
         for name in ("lhs", "rhs")
     ]
 
@@ -207,12 +207,12 @@ def test_parts_are_written_where_they_are_read(subscripts):
     assert (error < LEFT_OUT[X3] * magnitude).all()
 
 
-@pytest.mark.parametrize("has_parts", [False, True])
-def test_symbolic_shapes_are_multiplied_in_float32(has_parts):
-    """Which only XLA can, whose products of parts are not what their names say."""
+@pytest.mark.parametrize("has_terms", [False, True])
+def test_symbolic_shapes_are_multiplied_in_float32(has_terms):
+    """Which only XLA can, whose products of terms are not what their names say."""
     (m,) = jax.export.symbolic_shape("m")
     a, b = jax.ShapeDtypeStruct((m, 40), F32), normal(40, 5, seed=1)
-    f = lambda a: jax_tcgemm.matmul(a, b, precision=X9 if has_parts else "highest")  # noqa: E731
+    f = lambda a: jax_tcgemm.matmul(a, b, precision=X9 if has_terms else "highest")  # noqa: E731
     exported = jax.export.export(jax.jit(f))(a)
     x = normal(7, 40)
     assert excess(exported.call(x), x, b, X9) <= 1
@@ -265,7 +265,7 @@ def test_contraction_by_compute_type():
         f = functools.partial(tensor.contract, "ab,bc->ac", compute_type=compute_type)
         (call,) = calls(lambda a, b, f=f: f(a, b), a, b)
         assert call.implementation == "gemm"
-        assert f"split into parts of {'float32' if longer == 3 else 'bfloat16'}" in call.copies[0]
+        assert f"split into terms of {'float32' if longer == 3 else 'bfloat16'}" in call.copies[0]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -317,7 +317,7 @@ def test_layers():
 
 
 def test_functions_of_two_products_of_parts():
-    """The offset from gate to up counts the parts, too."""
+    """The offset from gate to up counts the terms, too."""
     x, w = jax.ShapeDtypeStruct((128, 64), F32), jax.ShapeDtypeStruct((64, 2, 32), F32)
     how = {"precision": X3, "implementation": "wgmma", "epilogue": lambda g, u: jnp.tanh(g) * u}
     (call,) = calls(lambda x, w: jax_tcgemm.gated_linear(x, w, **how), x, w)
@@ -352,7 +352,7 @@ def test_grouped_products(preset, implementation, gathered):
             np.testing.assert_array_equal(w_bar[group], 0)
             continue
         assert excess(y[own], rows[own], w[group], preset) <= 1
-        # Sums over rows, the products of each row's parts one after the other.
+        # Sums over rows, the products of each row's terms one after the other.
         assert excess(w_bar[group], rows[own].T, g[own], preset, 3 * ADDING) <= 1
         tokens_bar[own] = widened(g[own]) @ widened(w[group]).T
     np.testing.assert_array_equal(y[90:], 0)
@@ -407,7 +407,7 @@ def test_several_devices(implementation, dtype, spec, axis_type):
 
 
 def test_programs_for_a_gpu_by_xla():
-    """Where nothing of ours is there to run it, XLA multiplies the parts."""
+    """Where nothing of ours is there to run it, XLA multiplies the terms."""
     a, b = operands("normal", 33, 20, 700)
     device = selection.target_device("cuda")
     own = dense.Product(
@@ -439,7 +439,7 @@ def test_where_a_kernel_finds_gate_and_up(pair_first):
     folded = epilogue.Product(bare, function, (), 1, 1).folded(ASSUMED_GPU)
     assert not isinstance(folded, str), folded
     fold, problem = folded.fold, folded.problem
-    own = parts.split_by_xla(folded.numerics)
+    own = split_precision.split_by_xla(folded.numerics)
     a, b = (
         widened(dense.prepare(y, bare, own, fold, is_rhs=is_rhs)).ravel()
         for is_rhs, y in enumerate((x, w))

@@ -1,4 +1,4 @@
-"""Operands in parts as a GPU's kernel stores them: what it is asked for, what products read."""
+"""Operands in terms as a GPU's kernel stores them: what it is asked for, what products read."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from random_arrays import normal
 from split_cases import by_definition
 
 import jax_tcgemm
-from jax_tcgemm.device import dense, grouped, parts
+from jax_tcgemm.device import dense, grouped, split_precision
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.selection.devices import ASSUMED_GPU
@@ -37,7 +37,7 @@ PRODUCTS = {
     "nothing of k": ((3,), (5,), (((), ()), ((), ())), (0, 1)),
 }
 
-# Of which no kernel makes the parts, or not for both operands.
+# Of which no kernel makes the terms, or not for both operands.
 UNALIGNED = ("nothing of k", "two of k")
 
 
@@ -57,7 +57,9 @@ def product_of(name, preset, dtype):
 
 def stored_by_xla(x, product, numerics, is_rhs):
     how = dense._split_of(product, numerics, is_rhs)
-    return parts.split(x, dataclasses.replace(how, numerics=parts.split_by_xla(numerics)))
+    return split_precision.split(
+        x, dataclasses.replace(how, numerics=split_precision.split_by_xla(numerics))
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
@@ -69,7 +71,7 @@ def test_what_the_kernel_is_asked_for(name, preset, dtype):
     numerics, _, _ = dense.fold_product(product, ASSUMED_GPU)
     for is_rhs, x in enumerate(operands):
         is_rhs = bool(is_rhs)
-        problem = parts._problem(dense._split_of(product, numerics, is_rhs))
+        problem = split_precision._problem(dense._split_of(product, numerics, is_rhs))
         if isinstance(problem, str):
             assert name in ("nothing of k", *UNALIGNED) or x.ndim == 1, problem
             continue
@@ -106,9 +108,11 @@ def test_what_the_kernel_is_asked_for_by_grouped_products(name, preset):
     numerics = grouped.numerics_of(product, ASSUMED_GPU)
     sizes = jnp.array([10, 0, 14], jnp.int32)
     operands = [normal(*grouped._shape(product, is_rhs), seed=is_rhs) for is_rhs in (False, True)]
-    by_xla = grouped._in_parts(product, parts.split_by_xla(numerics), *operands, sizes)
+    by_xla = grouped._split_operands(
+        product, split_precision.split_by_xla(numerics), *operands, sizes
+    )
     for is_rhs, x in enumerate(operands):
-        problem = parts._problem(grouped._split_of(product, numerics, bool(is_rhs)))
+        problem = split_precision._problem(grouped._split_of(product, numerics, bool(is_rhs)))
         expected = np.asarray(by_xla[is_rhs]).astype(np.float32)
         if x.size == 0:
             assert problem == "there is nothing to split"
@@ -151,7 +155,7 @@ def test_where_products_read(name, preset, dtype):
     if fold.result_order is not None:
         d = jnp.transpose(d, fold.result_order)
     component = dense.layout_of(product, numerics).component
-    got = parts.joined(d, component, product.result_shape)
+    got = split_precision.with_components(d, component, product.result_shape)
     wide = [
         np.asarray(x).astype(np.complex128 if dtype == "complex64" else float) for x in operands
     ]
@@ -188,8 +192,8 @@ def test_what_is_called():
     (call,) = jax_tcgemm.explain(product, a, b, platform="cuda")
     assert (call.problem.k, call.problem.a.ld, call.problem.b.ld) == (6 * 72, 6 * 72, 24)
     assert [x.split(" (")[0] for x in call.copies] == [
-        "lhs split into parts of bfloat16 by split/default",
-        "rhs split into parts of bfloat16 by split/default",
+        "lhs split into terms of bfloat16 by split/default",
+        "rhs split into terms of bfloat16 by split/default",
     ]
 
 
@@ -212,7 +216,7 @@ def test_xla_splits_what_it_multiplies():
     (call,) = jax_tcgemm.explain(product, a, b, platform="cuda")
     bytes_of_lhs = 33 * 70 * (4 + 3 * 2)
     assert (
-        call.copies[0] == f"lhs split into parts of bfloat16 by XLA ({bytes_of_lhs / 1e6:.3g} MB)"
+        call.copies[0] == f"lhs split into terms of bfloat16 by XLA ({bytes_of_lhs / 1e6:.3g} MB)"
     )
 
 
@@ -221,7 +225,7 @@ def test_xla_splits_what_it_multiplies():
     ("n", "by"),
     [
         (64, "split/default"),
-        (60, "XLA, since rows of parts must be of whole 16 bytes, got 60 of bfloat16"),
+        (60, "XLA, since rows of terms must be of whole 16 bytes, got 60 of bfloat16"),
     ],
 )
 def test_who_splits_operands_of_groups(n, by):
@@ -234,6 +238,6 @@ def test_who_splits_operands_of_groups(n, by):
     (call,) = jax_tcgemm.explain(product, *operands, platform="cuda")
     assert call.implementation != "xla"
     assert list(call.copies) == [
-        "lhs split into parts of bfloat16 by split/default",
-        f"rhs split into parts of bfloat16 by {by}",
+        "lhs split into terms of bfloat16 by split/default",
+        f"rhs split into terms of bfloat16 by {by}",
     ]

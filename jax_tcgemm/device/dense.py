@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import parts, xla_dot
+from jax_tcgemm.device import split_precision, xla_dot
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.folding import Fold, MatrixLayout, fold
 from jax_tcgemm.device.plan import BasePlan
@@ -80,9 +80,9 @@ class Plan(BasePlan):
     choice: selection.Choice
 
     @property
-    def has_parts(self) -> bool:
-        """Whether what is multiplied are parts of the operands."""
-        return self.numerics is not None and self.numerics.parts is not None
+    def has_terms(self) -> bool:
+        """Whether what is multiplied are terms of the operands."""
+        return self.numerics is not None and self.numerics.terms is not None
 
     @property
     def repeats_row(self) -> bool:
@@ -100,7 +100,7 @@ class Plan(BasePlan):
     @property
     def is_of_xla(self) -> bool:
         """Whether XLA computes it from the operands as they are."""
-        return self.runs_by_xla and not self.has_parts
+        return self.runs_by_xla and not self.has_terms
 
     @property
     def is_dot_of_xla(self) -> bool:
@@ -118,7 +118,7 @@ class Plan(BasePlan):
 def permuted_bytes(plan: Plan) -> int:
     """Bytes that are read and written to permute what a call of ours cannot read in place."""
     product, folded = plan.product, plan.fold
-    if plan.has_parts:
+    if plan.has_terms:
         return sum(_split_bytes(product, plan.numerics, is_rhs) for is_rhs in (False, True))
     arrays = (
         (product.lhs_shape, product.lhs_dtype, folded.lhs_order),
@@ -131,7 +131,7 @@ def permuted_bytes(plan: Plan) -> int:
 
 
 def _split_bytes(product: Product, numerics: Numerics, is_rhs: bool) -> int:
-    """Bytes that are read and written to split an operand into parts."""
+    """Bytes that are read and written to split an operand into terms."""
     shape, dtype, new_dtype = (
         (product.lhs_shape, product.lhs_dtype, numerics.lhs_dtype),
         (product.rhs_shape, product.rhs_dtype, numerics.rhs_dtype),
@@ -147,10 +147,10 @@ def copies(product: Product, numerics: Numerics, folded: Fold) -> tuple[str, ...
         ("lhs", product.lhs_shape, product.lhs_dtype, numerics.lhs_dtype, folded.lhs_order),
         ("rhs", product.rhs_shape, product.rhs_dtype, numerics.rhs_dtype, folded.rhs_order),
     ):
-        if numerics.parts is not None:
+        if numerics.terms is not None:
             by = _split_of(product, numerics, name == "rhs")
             moved = _split_bytes(product, numerics, name == "rhs") / 1e6
-            found.append(f"{name} split into parts of {read} by {by} ({moved:.3g} MB)")
+            found.append(f"{name} split into terms of {read} by {by} ({moved:.3g} MB)")
             continue  # They are permuted as they are written.
         if dtype != read:
             moved = _bytes(shape, dtype.itemsize + read.itemsize)
@@ -161,7 +161,7 @@ def copies(product: Product, numerics: Numerics, folded: Fold) -> tuple[str, ...
         moved = _bytes(product.result_shape, 2 * numerics.out_dtype.itemsize)
         found.append(f"result permuted to {folded.result_order} ({moved})")
     if product.result_dtype != numerics.out_dtype:
-        components = 2 if numerics.parts is not None and numerics.parts.is_complex else 1
+        components = 2 if numerics.terms is not None and numerics.terms.is_complex else 1
         moved = product.result_dtype.itemsize + components * numerics.out_dtype.itemsize
         moved = _bytes(product.result_shape, moved)
         found.append(f"result converted to {product.result_dtype} ({moved})")
@@ -199,17 +199,17 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     folded = obstacle or fold_product(product, device)
     if isinstance(folded, str):
         obstacle, folded = folded, (None, None, None)
-    # XLA has no product of parts to stay with.
-    if not (obstacle or selection.is_forced(product.options) or folded[0].parts is not None):
+    # XLA has no product of terms to stay with.
+    if not (obstacle or selection.is_forced(product.options) or folded[0].terms is not None):
         obstacle = selection.reason_to_stay(product.options, folded[-1], device)
         obstacle = obstacle or _gain_of_xla(product, *folded, device)
     nominal = None if obstacle else of_nominal_rows(folded[-1], folded[1], product.options)
     choice = selection.select(
         product.options, folded[-1], device, obstacle=obstacle, nominal=nominal
     )
-    if choice.implementation == selection.XLA and folded[0] and folded[0].parts:
-        # Its product takes the parts that it makes itself, of which nothing is filled up.
-        folded = parts.split_by_xla(folded[0]), *folded[1:]
+    if choice.implementation == selection.XLA and folded[0] and folded[0].terms:
+        # Its product takes the terms that it makes itself, of which nothing is filled up.
+        folded = split_precision.split_by_xla(folded[0]), *folded[1:]
     return Plan(product, device.platform, *folded, choice)
 
 
@@ -217,7 +217,7 @@ def _gain_of_xla(
     product: Product, numerics: Numerics, folded: Fold, problem: Problem, device: selection.Device
 ) -> str:
     """Why XLA is faster where our call needs operands or the result converted; "" where not."""
-    if device.platform != "cuda" or numerics.parts is not None:
+    if device.platform != "cuda" or numerics.terms is not None:
         return ""
     loops, num_bytes = 0, 0
     for shape, dtype, read, order in (
@@ -238,9 +238,9 @@ def of_nominal_rows(problem: Problem, folded: Fold, options: CallOptions) -> Pro
 
 
 def of_device(product, device: selection.Device):
-    """A product with a precision, in float32 itself where that is faster than its parts.
+    """A product with a precision, in float32 itself where that is faster than its terms.
 
-    So it is on every CPU. What was asked for by name multiplies the parts there, too.
+    So it is on every CPU. What was asked for by name multiplies the terms there, too.
     """
     if device.platform != "cpu" or selection.is_forced(product.options):
         return product
@@ -256,7 +256,7 @@ def fold_product(
     numerics = resolve(*dtypes, product.precision, device.platform)
     if isinstance(numerics, str):
         return numerics
-    numerics = _promoted(parts.split_on(device, numerics), product.options, device)
+    numerics = _promoted(split_precision.split_on(device, numerics), product.options, device)
     dtypes = numerics.lhs_dtype, numerics.rhs_dtype
     layout = layout_of(product, numerics)
     folded = fold(
@@ -297,7 +297,7 @@ def _is_of_transposes(problem: Problem, folded: Fold, numerics: Numerics) -> boo
     Then, of a result that is known to be symmetric, the folded matrices are symmetric, too.
     """
     a, b = problem.a, problem.b
-    is_complex = numerics.parts is not None and numerics.parts.is_complex
+    is_complex = numerics.terms is not None and numerics.terms.is_complex
     return (
         problem.m == problem.n >= LEAST_SYMMETRIC
         and a == dataclasses.replace(b, transposed=not b.transposed)
@@ -309,16 +309,16 @@ def _is_of_transposes(problem: Problem, folded: Fold, numerics: Numerics) -> boo
 
 def _promoted(numerics: Numerics, options: CallOptions, device: selection.Device) -> Numerics:
     """The same, promoting accumulators where that is asked for and wgmma may run the product."""
-    asks = numerics.parts is not None and numerics.parts.promoted
+    asks = numerics.terms is not None and numerics.terms.promoted
     may_run = options.implementation in (None, "wgmma")
     if not (asks and may_run and device.compute_capability == 90):
         return numerics
     return dataclasses.replace(numerics, compute="f32_promoted")
 
 
-def layout_of(product: Product, numerics: Numerics) -> parts.Layout:
-    """What is folded: the product of the operands, or of their parts."""
-    return parts.layout(
+def layout_of(product: Product, numerics: Numerics) -> split_precision.Layout:
+    """What is folded: the product of the operands, or of their terms."""
+    return split_precision.layout(
         product.lhs_shape,
         product.rhs_shape,
         product.dimension_numbers,
@@ -348,31 +348,33 @@ def dot_general(lhs: jax.Array, rhs: jax.Array, plan: Plan, out_sharding=None) -
     d = local_gemm(plan.problem, a, b, choice=plan.choice, shape=folded.shape)
     if folded.result_order is not None:
         d = lax.transpose(d, folded.result_order)
-    d = parts.joined(d, layout_of(plan.product, numerics).component, plan.product.result_shape)
+    d = split_precision.with_components(
+        d, layout_of(plan.product, numerics).component, plan.product.result_shape
+    )
     return lax.convert_element_type(d, plan.product.result_dtype)
 
 
 def prepare(
     x: jax.Array, product: Product, numerics: Numerics, folded: Fold, *, is_rhs: bool = False
 ) -> jax.Array:
-    """An operand of a product in the dtype, or parts of it, and the order that it was folded in."""
+    """An operand of a product in the dtype, or terms of it, and the order that it was folded in."""
     x = _of_dtype(x, product, numerics, is_rhs)
     order = folded.rhs_order if is_rhs else folded.lhs_order
     return x if order is None else lax.transpose(x, order)
 
 
 def _of_dtype(x: jax.Array, product: Product, numerics: Numerics, is_rhs: bool) -> jax.Array:
-    if numerics.parts is None:
+    if numerics.terms is None:
         return lax.convert_element_type(x, numerics.rhs_dtype if is_rhs else numerics.lhs_dtype)
-    return parts.split(x, _split_of(product, numerics, is_rhs))
+    return split_precision.split(x, _split_of(product, numerics, is_rhs))
 
 
-def _split_of(product: Product, numerics: Numerics, is_rhs: bool) -> parts.Split:
+def _split_of(product: Product, numerics: Numerics, is_rhs: bool) -> split_precision.Split:
     """How an operand is split, as `explain` says and `prepare` does it."""
     shape = product.rhs_shape if is_rhs else product.lhs_shape
     own = (axes[is_rhs] for axes in product.dimension_numbers)
     stored = layout_of(product, numerics).stored[is_rhs]
-    return parts.Split(product.options, numerics, is_rhs, shape, *own, stored)
+    return split_precision.Split(product.options, numerics, is_rhs, shape, *own, stored)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -407,8 +409,8 @@ class LaxProduct:
 
 def _xla(lhs, rhs, plan, out_sharding):
     product, dtype = plan.product, plan.product.result_dtype
-    if plan.has_parts:
-        return _xla_of_parts(lhs, rhs, plan)
+    if plan.has_terms:
+        return _xla_of_terms(lhs, rhs, plan)
     match plan.choice.config:
         case xla_forms.BROADCAST:
             return _broadcast(lhs, rhs, plan)
@@ -472,8 +474,8 @@ def _broadcast(lhs: jax.Array, rhs: jax.Array, plan: Plan) -> jax.Array:
     return lax.transpose(out, product.permutation).astype(product.result_dtype)
 
 
-def _xla_of_parts(lhs, rhs, plan) -> jax.Array:
-    """XLA's own product of the parts, in whichever order of its dimensions."""
+def _xla_of_terms(lhs, rhs, plan) -> jax.Array:
+    """XLA's own product of the terms, in whichever order of its dimensions."""
     product, numerics = plan.product, plan.numerics
     layout, dtype = layout_of(product, numerics), numerics.out_dtype
     lhs = _of_dtype(lhs, product, numerics, is_rhs=False)
@@ -488,7 +490,7 @@ def _xla_of_parts(lhs, rhs, plan) -> jax.Array:
         precision=lax.Precision.DEFAULT,
         preferred_element_type=dtype,
     )
-    out = parts.joined(
+    out = split_precision.with_components(
         lax.transpose(out, layout.permutation), layout.component, product.result_shape
     )
     return lax.convert_element_type(out, product.result_dtype)

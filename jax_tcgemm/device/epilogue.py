@@ -21,7 +21,7 @@ from jax_tcgemm.device.call import call
 from jax_tcgemm.device.folding import Fold
 from jax_tcgemm.device.fused import FusibleProduct, Plan, out_dtype_of, unfused
 from jax_tcgemm.device.levels import Levels, placed_function, strides_of
-from jax_tcgemm.device.times_apart import TimesApart, times_apart
+from jax_tcgemm.device.unfused_times import UnfusedTimes, unfused_times
 from jax_tcgemm.epilogues import InexpressibleError, emit
 from jax_tcgemm.epilogues.concatenation import split_concatenated_results
 from jax_tcgemm.problem.block_scales import BlockScales
@@ -198,7 +198,7 @@ def _compared(product: Product, folded: Folded, device: selection.Device) -> tup
 
         t(products with function) < t(bare products) + t(loop)
 
-    by the cost model, as `times_apart` has the right side.
+    by the cost model, as `unfused_times` has the right side.
     """
     apart, one_us = _apart(product, folded, device), selection.predicted_us(folded.problem, device)
     if apart is None or one_us is None:
@@ -208,9 +208,9 @@ def _compared(product: Product, folded: Folded, device: selection.Device) -> tup
     return False, f"the cost model predicts {one_us:.4g} us for one call, {apart}"
 
 
-def _apart(product: Product, folded: Folded, device: selection.Device) -> TimesApart | None:
+def _apart(product: Product, folded: Folded, device: selection.Device) -> UnfusedTimes | None:
     numbers, own = (product.num_accumulators, product.num_rhs), (folded.operands, folded.problem)
-    return times_apart(product.product, product.function, *numbers, *own, device)
+    return unfused_times(product.product, product.function, *numbers, *own, device)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -325,7 +325,7 @@ def _one_of_alternating(product: Product) -> dense.Product | None:
 def _alternating(numerics: Numerics, fold: Fold, problem: Problem) -> Problem | str:
     """The problem with two matrices B whose columns alternate, of that with one of them alone."""
     b = problem.b
-    if fold.swapped or numerics.parts is not None or not b.transposed or b.ld != problem.k:
+    if fold.swapped or numerics.terms is not None or not b.transposed or b.ld != problem.k:
         return "columns of gate and up alternate"
     strides = b.ld, b.outer_stride, b.inner_stride
     ld, outer, inner = (2 * stride for stride in strides)

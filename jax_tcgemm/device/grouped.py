@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import parts, xla_dot
+from jax_tcgemm.device import split_precision, xla_dot
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.dense import of_device
 from jax_tcgemm.device.plan import BasePlan
@@ -110,9 +110,9 @@ class Plan(BasePlan):
             ("lhs", product.lhs_dtype, numerics.lhs_dtype, product.batches[0]),
             ("rhs", product.rhs_dtype, numerics.rhs_dtype, product.batches[1]),
         ):
-            if numerics.parts is not None:
+            if numerics.terms is not None:
                 by = _split_of(product, numerics, name == "rhs")
-                found.append(f"{name} split into parts of {read} by {by}")
+                found.append(f"{name} split into terms of {read} by {by}")
             elif dtype != read:
                 found.append(f"{name} converted to {read}")
             if product.is_batched(batch) and batch != product.batch_shape:
@@ -158,8 +158,8 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
     if choice.implementation == selection.XLA and is_gathered and not is_forced:
         why = f"as bare grouped products with steps of XLA's around them; {choice.why}"
         choice = dataclasses.replace(choice, why=why)
-    if choice.implementation == selection.XLA and numerics.parts is not None:
-        numerics = parts.split_by_xla(numerics)
+    if choice.implementation == selection.XLA and numerics.terms is not None:
+        numerics = split_precision.split_by_xla(numerics)
     return Plan(product, numerics, problem, choice, device.platform)
 
 
@@ -173,13 +173,13 @@ def numerics_of(product: Product, device: selection.Device) -> Numerics | str:
     """How it is computed, or what stands against that."""
     dtypes = product.lhs_dtype, product.rhs_dtype, product.result_dtype
     numerics = resolve(*dtypes, product.precision, device.platform)
-    if not isinstance(numerics, str) and numerics.parts is not None and numerics.parts.is_complex:
+    if not isinstance(numerics, str) and numerics.terms is not None and numerics.terms.is_complex:
         numerics = resolve(*dtypes, for_xla(product.precision), device.platform)
     if isinstance(numerics, str):
         return numerics
     if numerics.lhs_dtype != numerics.rhs_dtype:
         return f"no implementation multiplies groups of {dtypes[0]} by {dtypes[1]}"
-    return parts.split_on(device, numerics)
+    return split_precision.split_on(device, numerics)
 
 
 def problem_of(product: Product, numerics: Numerics, platform: str) -> RaggedProblem:
@@ -189,7 +189,7 @@ def problem_of(product: Product, numerics: Numerics, platform: str) -> RaggedPro
     """
     is_turned = platform == "cuda" and numerics.lhs_dtype.itemsize == 1 and product.form == "rows"
     lhs_batched, rhs_batched, sizes_batched = map(product.is_batched, product.batches)
-    number = 1 if numerics.parts is None else numerics.parts.number
+    number = 1 if numerics.terms is None else numerics.terms.number
     is_contraction = product.form == "contraction"
     return RaggedProblem(
         form=product.form,
@@ -216,8 +216,8 @@ def ragged_dot(lhs, rhs, group_sizes, group_offset, gather=None, *, plan: Plan) 
     """Carries out a plan. Where it is XLA's own product, without gather."""
     product, numerics = plan.product, plan.numerics
     if plan.runs_by_xla:
-        if numerics is not None and numerics.parts is not None:
-            lhs, rhs, group_sizes, _ = _in_parts(product, numerics, lhs, rhs, group_sizes)
+        if numerics is not None and numerics.terms is not None:
+            lhs, rhs, group_sizes, _ = _split_operands(product, numerics, lhs, rhs, group_sizes)
         return _xla(lhs, rhs, group_sizes, group_offset, plan)
     operands = prepared(plan, lhs, rhs, group_sizes, group_offset, gather)
     return lax.convert_element_type(_call(plan, operands), product.result_dtype)
@@ -227,8 +227,10 @@ def prepared(plan: Plan, lhs, rhs, group_sizes, group_offset, gather=None) -> li
     """The operands that every call takes, as it takes them."""
     product, numerics = plan.product, plan.numerics
     lhs_batch, rhs_batch, sizes_batch = product.batches
-    if numerics.parts is not None:
-        lhs, rhs, group_sizes, gather = _in_parts(product, numerics, lhs, rhs, group_sizes, gather)
+    if numerics.terms is not None:
+        lhs, rhs, group_sizes, gather = _split_operands(
+            product, numerics, lhs, rhs, group_sizes, gather
+        )
     if plan.problem.b_transposed != product.rhs_transposed:
         rhs = jnp.moveaxis(rhs, -3, -1) if product.gated else jnp.swapaxes(rhs, -1, -2)
     operands = [
@@ -240,13 +242,13 @@ def prepared(plan: Plan, lhs, rhs, group_sizes, group_offset, gather=None) -> li
     return operands if gather is None else [*operands, _repeat(gather, sizes_batch, product)]
 
 
-def _in_parts(product: Product, numerics: Numerics, lhs, rhs, group_sizes, gather=None):
-    """Operands of the same product over their parts, which are more of what is summed over.
+def _split_operands(product: Product, numerics: Numerics, lhs, rhs, group_sizes, gather=None):
+    """Operands of the same product over their terms, which are more of what is summed over.
 
-    In form contraction that are rows: the parts of each lie side by side, and groups and indices
+    In form contraction that are rows: the terms of each lie side by side, and groups and indices
     are of so many more.
     """
-    number = numerics.parts.number
+    number = numerics.terms.number
     if product.form == "contraction":
         group_sizes = number * jnp.clip(group_sizes, 0, product.k)
         if gather is not None:
@@ -258,14 +260,14 @@ def _in_parts(product: Product, numerics: Numerics, lhs, rhs, group_sizes, gathe
 
 
 def _split(x: jax.Array, product: Product, numerics: Numerics, is_rhs: bool) -> jax.Array:
-    """An operand's parts, with what is summed over as one dimension."""
+    """An operand's terms, with what is summed over as one dimension."""
     how = _split_of(product, numerics, is_rhs)
-    # Of a contraction what is summed over comes before its parts.
+    # Of a contraction what is summed over comes before its terms.
     (axis,), is_contraction = how.contract, product.form == "contraction"
-    return _merged(parts.split(x, how), axis - is_contraction)
+    return _merged(split_precision.split(x, how), axis - is_contraction)
 
 
-def _split_of(product: Product, numerics: Numerics, is_rhs: bool) -> parts.Split:
+def _split_of(product: Product, numerics: Numerics, is_rhs: bool) -> split_precision.Split:
     """How an operand is split, as `explain` says and `_split` does it.
 
     Nothing is filled up: matrices of groups are packed.
@@ -274,8 +276,8 @@ def _split_of(product: Product, numerics: Numerics, is_rhs: bool) -> parts.Split
     if product.form == "rows" and is_rhs and not product.rhs_transposed:
         from_end = 3 if product.gated else 2
     axis = len(shape) - from_end
-    stored = (*shape[:axis], numerics.parts.number, *shape[axis:])
-    return parts.Split(product.options, numerics, is_rhs, shape, (axis,), (), stored)
+    stored = (*shape[:axis], numerics.terms.number, *shape[axis:])
+    return split_precision.Split(product.options, numerics, is_rhs, shape, (axis,), (), stored)
 
 
 def _shape(product: Product, is_rhs: bool) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from jax_tcgemm.problem.compute_types import ELEMENTWISE_COMPUTE, cutensor_compu
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.operation import Operation, dot_dimensions
 from jax_tcgemm.problem.operators import UNARY
-from jax_tcgemm.problem.precision import for_xla, is_in_parts
+from jax_tcgemm.problem.precision import for_xla, is_split
 from jax_tcgemm.problem.tensor_folding import fold_permutation, fold_reduction
 from jax_tcgemm.selection import XLA, AsProduct, Choice, Device, ranked, select_operation
 from jax_tcgemm.system import modules
@@ -103,7 +103,7 @@ def make_plan(request: Request, device: Device, obstacle: str = "") -> Plan:
     operation, gemm, product, no_compute = request.operation, None, "", ""
     if not obstacle:
         operation, no_compute = _with_compute(request)
-        is_own = request.implementation in (None, "gemm") or _is_in_parts(request, device.platform)
+        is_own = request.implementation in (None, "gemm") or _is_split(request, device.platform)
         if operation.kind == "contract" and is_own:
             gemm, product = _as_product(request, device)
     choice = select_operation(
@@ -161,7 +161,7 @@ def _as_product(request, device) -> tuple[dense.Plan | None, AsProduct | str]:
         plan = dense.make_plan(dataclasses.replace(product, options=forced), device)
     if plan.problem is None:
         return plan, plan.choice.why
-    return plan, AsProduct(plan.problem, plan.choice, dense.permuted_bytes(plan), plan.has_parts)
+    return plan, AsProduct(plan.problem, plan.choice, dense.permuted_bytes(plan), plan.has_terms)
 
 
 def _fastest_of_ours(product: dense.Product, device) -> str | None:
@@ -181,8 +181,8 @@ def _sum_dtype(request: Request) -> np.dtype:
     return wide_dtype(request.result_dtype)
 
 
-def _is_in_parts(request: Request, platform: str) -> bool:
-    return is_in_parts(_precision(request, platform))
+def _is_split(request: Request, platform: str) -> bool:
+    return is_split(_precision(request, platform))
 
 
 def _precision(request: Request, platform: str):
@@ -200,7 +200,7 @@ def run(plan: Plan, *operands: jax.Array) -> jax.Array:
             return _call_kernel(operation, *operands, plan.choice)
         case "gemm", _:
             return _run_gemm(plan, *operands)
-        case _, "contract" if _is_of_parts(plan) and request.out_sharding is None:
+        case _, "contract" if _has_terms(plan) and request.out_sharding is None:
             return _run_gemm(plan, *operands)
         case _, "contract":
             precision = for_xla(_precision(request, plan.platform))
@@ -213,8 +213,8 @@ def run(plan: Plan, *operands: jax.Array) -> jax.Array:
     return reference.elementwise(operation, operands)
 
 
-def _is_of_parts(plan: Plan) -> bool:
-    return plan.gemm is not None and plan.gemm.has_parts
+def _has_terms(plan: Plan) -> bool:
+    return plan.gemm is not None and plan.gemm.has_terms
 
 
 def _run_gemm(plan, a, b, c=None) -> jax.Array:

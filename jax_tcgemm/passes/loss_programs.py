@@ -28,7 +28,7 @@ from jax_tcgemm.passes.programs import in_order, is_manual, traced, without_unus
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.problem.call_options import CallOptions, LossKeepsLogits
 from jax_tcgemm.problem.dtypes import wide_dtype
-from jax_tcgemm.problem.precision import is_in_parts
+from jax_tcgemm.problem.precision import is_split
 from jax_tcgemm.system.jax_internals import (
     as_jaxpr,
     has_plain_context,
@@ -95,7 +95,7 @@ def _may_be_logits(eqn: core.JaxprEqn) -> bool:
         return False
     precision = params["precision"]
     is_preset = isinstance(precision, lax.DotAlgorithm | lax.DotAlgorithmPreset)
-    if is_preset and not is_in_parts(precision):
+    if is_preset and not is_split(precision):
         return False
     if x.aval.dtype != w.aval.dtype or x.aval.dtype not in _DTYPES:
         return False

@@ -42,7 +42,7 @@ from jax_tcgemm.primitives.epilogue_product import epilogue_product_p
 from jax_tcgemm.problem.call_options import CallOptions, Provenance, RoundingsRemoved
 from jax_tcgemm.problem.dtypes import accumulator_dtype
 from jax_tcgemm.problem.function import MOST_READS, MOST_RESULTS
-from jax_tcgemm.problem.precision import is_in_parts
+from jax_tcgemm.problem.precision import is_split
 from jax_tcgemm.products.ragged_dot import ragged_dot_general
 from jax_tcgemm.system.jax_internals import (
     as_jaxpr,
@@ -227,7 +227,7 @@ def can_have_epilogue(eqn: core.JaxprEqn) -> bool:
         return False
     precision = params["precision"]
     is_preset = isinstance(precision, lax.DotAlgorithm | lax.DotAlgorithmPreset)
-    if is_preset and not is_in_parts(precision):
+    if is_preset and not is_split(precision):
         return False
     shape = out.aval.shape
     if not all(isinstance(extent, int) and extent > 0 for extent in shape):

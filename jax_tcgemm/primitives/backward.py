@@ -23,7 +23,7 @@ from jax.extend import core
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.encodings.plain import Plain
 from jax_tcgemm.primitives.epilogue_product import with_layer
-from jax_tcgemm.primitives.rules import jvp_of_moving, moved, same_varying, series_by_parts
+from jax_tcgemm.primitives.rules import jvp_of_moving, moved, same_varying, series_by_tracing
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.layers import Layer, PullBack, broadcast_to, halves, push_forward
 from jax_tcgemm.sharding import partitioning, shardings
@@ -112,7 +112,7 @@ def define_linear(p: core.Primitive, f, run=None) -> None:
     ad.primitive_jvps[p] = functools.partial(_jvp, f)
     mlir.register_lowering(p, mlir.lower_fun(run or f, multiple_results=False))
     jax_internals.check_nans(p)
-    jax_internals.register_jet(p, functools.partial(series_by_parts, f))
+    jax_internals.register_jet(p, functools.partial(series_by_tracing, f))
 
 
 def _abstract_eval(f, *avals, **params):

@@ -166,12 +166,12 @@ def _gather_jvp(how, primals, tangents):
     x, w = primals
     dx, dw = map(_instantiated, tangents)
     out, gathered = _gather(how, x, w)
-    parts = []
+    addends = []
     if dx is not None:
-        parts.append(gather_tangent_p.bind(dx, w, how=how))
+        addends.append(gather_tangent_p.bind(dx, w, how=how))
     if dw is not None:
-        parts.append(how.times_w(gathered, dw))
-    return out, functools.reduce(lax.add, parts) if parts else jnp.zeros_like(out)
+        addends.append(how.times_w(gathered, dw))
+    return out, functools.reduce(lax.add, addends) if addends else jnp.zeros_like(out)
 
 
 gather_product.defjvp(_gather_jvp, symbolic_zeros=True)

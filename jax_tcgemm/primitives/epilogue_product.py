@@ -33,7 +33,7 @@ from jax_tcgemm.epilogues.rounding import narrowed, of_stored
 from jax_tcgemm.epilogues.shard_function import shard_function
 from jax_tcgemm.primitives import functions, kept_values
 from jax_tcgemm.primitives.encodings import Encoding, Names, Product
-from jax_tcgemm.primitives.rules import moved, of_derivative, same_varying, transpose_by_parts
+from jax_tcgemm.primitives.rules import moved, of_derivative, same_varying, transpose_by_tracing
 from jax_tcgemm.primitives.transposes import ProductLayout, Reading
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.layers import Layer, PullBack
@@ -129,8 +129,8 @@ def unfused_on_gpu(*arguments, **params) -> list[jax.Array]:
 
 def _unfused(arguments, params) -> list[jax.Array]:
     accs = bare_products(*arguments, **params)
-    if (apart := _reductions_apart(**params)) is not None:
-        return core.jaxpr_as_fun(apart[1])(*accs)
+    if (split := _split_off_reductions(**params)) is not None:
+        return core.jaxpr_as_fun(split[1])(*accs)
     _, of_stored_products = _stored(**params)
     return _applied(of_stored_products, accs, arguments, params)
 
@@ -160,15 +160,15 @@ def _stored(*, encoding, function, xla_dtype, **_) -> tuple[np.dtype, core.Close
     return encoding.accumulator, function
 
 
-def _reductions_apart(*, encoding, function, **_):
+def _split_off_reductions(*, encoding, function, **_):
     """`split_off_reductions` of an epilogue whose results the call does not mask, else None."""
     return None if encoding.masks_results else split_off_reductions(function)
 
 
 def bare_products(*arguments, **params) -> list[jax.Array]:
     """Return the accumulators of the unfused call, or the results of a call without reductions."""
-    if (apart := _reductions_apart(**params)) is not None:
-        return epilogue_product_p.bind(*arguments, **params | {"function": apart[0]})
+    if (split := _split_off_reductions(**params)) is not None:
+        return epilogue_product_p.bind(*arguments, **params | {"function": split[0]})
     encoding = params["encoding"]
     operands, _ = _split(arguments, encoding)
     return _accumulators(encoding, operands, _stored(**params)[0], params["options"])
@@ -178,7 +178,9 @@ def _accumulators(encoding: Encoding, operands, dtype, options: CallOptions) -> 
     """The accumulators in a dtype, by products without an epilogue."""
     if not (calls := encoding.product_calls(operands)):
         return encoding.accumulators(operands, dtype, options)
-    return encoding.apart([bare_product(*call, dtype, options) for call in calls], operands)
+    return encoding.split_products(
+        [bare_product(*call, dtype, options) for call in calls], operands
+    )
 
 
 def _accumulators_by_calls(encoding: Encoding, operands, dtype, options) -> list[jax.Array]:
@@ -311,7 +313,7 @@ def _jvp(primals, tangents, **params):
 
 def _transpose(cotangents, *operands, **params):
     """Transpose the unfused call, which is linear in some operands."""
-    return transpose_by_parts(unfused, cotangents, operands, **of_derivative(params))
+    return transpose_by_tracing(unfused, cotangents, operands, **of_derivative(params))
 
 
 def _series(primals, series, **params):
@@ -350,7 +352,7 @@ def product_of(*avals_and_params) -> Product:
     if acc.shape != function.in_avals[0].shape:
         accs = [acc] * encoding.num_accumulators
         given = encoding.types_given(operands, epilogue_operands)
-        function = functions.of_part(function, len(accs), *accs, *given)
+        function = functions.of_shard(function, len(accs), *accs, *given)
     shapes = tuple(tuple(x.shape) for x in epilogue_operands)
     how = {"options": params["options"], "in_place": params["in_place"]}
     return encoding.product_of(operands, shapes, function, **how)
@@ -364,14 +366,14 @@ def division_of(*avals_and_params) -> partitioning.Division:
     *avals, params = avals_and_params
     encoding, options = params["encoding"].unsharded(), params["options"]
     operands, epilogue_operands = _split(avals, encoding)
-    parts = shard_function(params["function"], encoding.num_accumulators)
+    on_shard = shard_function(params["function"], encoding.num_accumulators)
     names = encoding.names(operands)
-    others, results = functions.names_of_parts(parts, names.accumulator)
+    others, results = functions.names_of_shards(on_shard, names.accumulator)
     others = encoding.names_of_epilogue_operands(operands, epilogue_operands, others)
 
     def bind(encoding, operands, epilogue_operands):
         types = encoding.argument_types(operands, epilogue_operands, options)
-        of_shards = jax.make_jaxpr(parts)(*types)
+        of_shards = jax.make_jaxpr(on_shard)(*types)
         how = params | {"encoding": encoding, "function": of_shards}
         return tuple(epilogue_product_p.bind(*operands, *epilogue_operands, **how))
 
@@ -395,8 +397,8 @@ def division_of(*avals_and_params) -> partitioning.Division:
 
     def finish(sums, *epilogue_operands):
         products = sums if encoding.num_products == 1 else [*sums[0]]
-        accs = encoding.apart([x.astype(wide) for x in products], operands)
-        return tuple(parts(*accs, *epilogue_operands))
+        accs = encoding.split_products([x.astype(wide) for x in products], operands)
+        return tuple(on_shard(*accs, *epilogue_operands))
 
     def converted(sums):
         types = params["function"].out_avals
@@ -413,17 +415,17 @@ def division_of(*avals_and_params) -> partitioning.Division:
         results=tuple(results),
         call=call,
         call_at=call_at,
-        whole=_whole(names, parts, (*others, *results)),
+        whole=_whole(names, on_shard, (*others, *results)),
         even=names.even,
         **by_sums,
     )
 
 
-def _whole(names: Names, parts, of_function: Sequence) -> tuple[str, ...]:
+def _whole(names: Names, on_shard, of_function: Sequence) -> tuple[str, ...]:
     """The dimensions that are not divided, given the names of the epilogue's arrays."""
     known = {name for own in (names.accumulator, *names.operands) for name in own}
     own = {name for each in of_function for name in each} - known
-    return tuple(sorted(names.whole | own | {names.accumulator[dim] for dim in parts.whole}))
+    return tuple(sorted(names.whole | own | {names.accumulator[dim] for dim in on_shard.whole}))
 
 
 def _addend(x: jax.Array) -> jax.Array:
@@ -440,8 +442,8 @@ def obstacle_to_division(
     all of it where the product alone is divided along it.
     """
     encoding, options = params["encoding"], params["options"]
-    parts = shard_function(params["function"], encoding.num_accumulators)
-    whole = [dim for dim in parts.whole if product.shape[dim] != 1]
+    on_shard = shard_function(params["function"], encoding.num_accumulators)
+    whole = [dim for dim in on_shard.whole if product.shape[dim] != 1]
     operands, _ = _split(operands, encoding)
     return encoding.obstacle_to_division(operands, whole, product, device, options)
 

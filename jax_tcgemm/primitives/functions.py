@@ -15,7 +15,7 @@ from jax_tcgemm.device import fused
 from jax_tcgemm.epilogues.calls import closes_over_arrays, written_out
 from jax_tcgemm.epilogues.shard_function import shard_function
 from jax_tcgemm.primitives import lowering
-from jax_tcgemm.primitives.rules import is_moving, jvp_of_moving, series_by_parts
+from jax_tcgemm.primitives.rules import is_moving, jvp_of_moving, series_by_tracing
 from jax_tcgemm.primitives.transposes import Reading
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system import jax_internals
@@ -96,11 +96,11 @@ def define_lowering(
     lowering.register(primitive, lower, reading)
 
 
-def names_of_parts(parts, acc_names: Sequence[str]):
+def names_of_shards(on_shard, acc_names: Sequence[str]):
     """How a function's arrays are divided along the accumulator's dimensions.
 
     Args:
-      parts: `shard_function` of the function.
+      on_shard: `shard_function` of the function.
       acc_names: the names of the accumulator's dimensions.
 
     Returns:
@@ -113,15 +113,15 @@ def names_of_parts(parts, acc_names: Sequence[str]):
             for axis, dim in enumerate(dims)
         )
 
-    operands = [names_of("e", i, dims) for i, dims in enumerate(parts.operands)]
-    results = [names_of("r", i, dims) for i, dims in enumerate(parts.results)]
+    operands = [names_of("e", i, dims) for i, dims in enumerate(on_shard.operands)]
+    results = [names_of("r", i, dims) for i, dims in enumerate(on_shard.results)]
     return operands, results
 
 
 def series(unfused: Callable, primals, terms, *, function: core.ClosedJaxpr, **params):
     """The Taylor series of a call, by that of its unfused call."""
     # The jet of JAX 0.10 fails inside custom_jvp, whose derivative it does not use.
-    return series_by_parts(unfused, primals, terms, function=written_out(function), **params)
+    return series_by_tracing(unfused, primals, terms, function=written_out(function), **params)
 
 
 def traced(epilogue: Callable, types: tuple) -> core.ClosedJaxpr:
@@ -195,8 +195,8 @@ def mapped(function: core.ClosedJaxpr, types, in_dims, out_dims, size: int) -> c
 
 
 @functools.lru_cache(maxsize=1024)
-def of_part(function: core.ClosedJaxpr, num_accumulators: int, *types) -> core.ClosedJaxpr:
-    """The same function of parts of its arguments, of these types."""
+def of_shard(function: core.ClosedJaxpr, num_accumulators: int, *types) -> core.ClosedJaxpr:
+    """The same function of shards of its arguments, of these types."""
     return jax.make_jaxpr(shard_function(function, num_accumulators))(*types)
 
 

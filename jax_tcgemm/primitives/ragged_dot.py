@@ -164,15 +164,15 @@ batching.fancy_primitive_batchers[ragged_dot_p] = _batch
 
 def _jvp(primals, tangents, **params):
     out = ragged_dot_p.bind(*primals, **params)
-    parts = []
+    addends = []
     for i in range(2):
         if type(tangents[i]) is not ad.Zero:
             operands = [*primals]
             operands[i] = tangents[i]
-            parts.append(ragged_dot_p.bind(*same_varying(*operands), **params))
-    if not parts:
+            addends.append(ragged_dot_p.bind(*same_varying(*operands), **params))
+    if not addends:
         return out, zero_tangent(out)
-    return out, functools.reduce(lax.add, parts)
+    return out, functools.reduce(lax.add, addends)
 
 
 def _transpose(ct, *args, **params):

@@ -152,15 +152,15 @@ def _linear_operands(params) -> tuple[int, ...]:
 
 def _jvp(primals, tangents, **params):
     out = rows_p.bind(*primals, **params)
-    parts = []
+    addends = []
     for i in _linear_operands(params):
         if type(tangents[i]) is not ad.Zero:
             operands = [*primals]
             operands[i] = tangents[i]
-            parts.append(rows_p.bind(*same_varying(*operands), **params))
-    if not parts:
+            addends.append(rows_p.bind(*same_varying(*operands), **params))
+    if not addends:
         return out, zero_tangent(out)
-    return out, functools.reduce(lax.add, parts)
+    return out, functools.reduce(lax.add, addends)
 
 
 def _transpose(ct, *args, form, num_targets, weighted, patterns, **params):

@@ -1,4 +1,4 @@
-"""Rules, and parts of rules, that primitives share."""
+"""Rules that primitives share, whole or in part."""
 
 import functools
 from collections.abc import Callable
@@ -76,7 +76,7 @@ def bilinear_series(primitive, primals, series, **params):
     return terms[0], terms[1:]
 
 
-def series_by_parts(f, primals, series, **params):
+def series_by_tracing(f, primals, series, **params):
     """The Taylor series of a function, f, of arrays and parameters; none by integers."""
     from jax.experimental import jet
 
@@ -92,7 +92,7 @@ def series_by_parts(f, primals, series, **params):
     return jet.jet(of_moving, *own, factorial_scaled=False)
 
 
-def transpose_by_parts(f, cotangents, operands, **params):
+def transpose_by_tracing(f, cotangents, operands, **params):
     """The transpose of a function, f, of arrays and parameters, in the unknown operands."""
     undefined = [ad.is_undefined_primal(x) for x in operands]
 

@@ -12,8 +12,8 @@ Follows what XLA does on each platform:
   presets with FAST_ACCUM. A result of such a dtype is rounded from float32.
 * int8 and uint8, also one by the other, accumulate in int32. A narrower integer result is that sum
   modulo its width.
-* Under the presets of `_IN_PARTS` float32 and complex64 are sums of bfloat16 or TF32 numbers, whose
-  products are exact and accumulate in float32. XLA has them as several products, or none
+* Under the presets of `_SPLIT_PRESETS`, float32 and complex64 are sums of bfloat16 or TF32 terms,
+  whose products are exact and accumulate in float32. XLA has them as several products, or none
   (docs/precise.md). Other operands are multiplied as ever, which is at least as precise.
 """
 
@@ -53,9 +53,9 @@ _F8_PRESETS = {
 }
 
 
-# Preset: (dtype of a part, its bits of mantissa, parts of an operand, what the numbers of two parts
-# that are multiplied add up to at most, the dtypes that are one part).
-_IN_PARTS = {
+# Preset: (dtype of a term, its bits of mantissa, terms of an operand, what the numbers of two terms
+# that are multiplied add up to at most, the dtypes that are one term).
+_SPLIT_PRESETS = {
     _Preset.BF16_BF16_F32_X3: (_BF16, 7, 2, 1, (_BF16, *FLOAT8)),
     _Preset.BF16_BF16_F32_X6: (_BF16, 7, 3, 2, (_BF16, *FLOAT8)),
     _Preset.BF16_BF16_F32_X9: (_BF16, 7, 3, 4, (_BF16, *FLOAT8)),
@@ -68,18 +68,18 @@ _PROMOTED = (_Preset.BF16_BF16_F32_X9,)
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
-    """Operands as sums of parts, largest first, each as wide as products can be of that are exact.
+class Terms:
+    """Operands as sums of terms, largest first, each as wide as products can be of that are exact.
 
     Attributes:
-      mantissa_bits: those of a part, beside 8 bits of exponent.
-      pairs: which part of the left operand is multiplied by which of the right one, in the order
+      mantissa_bits: those of a term, beside 8 bits of exponent.
+      pairs: which term of the left operand is multiplied by which of the right one, in the order
         in which the products are added: small ones first, so that there is a large sum to round
-        only for as long as without parts.
-      is_complex: whether real and imaginary parts have such parts.
+        only for as long as without terms.
+      is_complex: whether real and imaginary parts have such terms.
       device: where a kernel of ours splits the operands, in rows that it aligns; None: XLA does.
       promoted: whether what the tensor core accumulates of a few k-tiles is added in float32: it
-        drops low bits of what it adds to large accumulators, more than these parts leave out.
+        drops low bits of what it adds to large accumulators, more than these terms leave out.
     """
 
     mantissa_bits: int
@@ -98,7 +98,7 @@ class Parts:
 class Numerics:
     """Dtypes and accumulator of one product.
 
-    The operands are converted to `lhs_dtype` and `rhs_dtype`, or split into `parts` of these, the
+    The operands are converted to `lhs_dtype` and `rhs_dtype`, or split into `terms` of these, the
     product is formed in `compute` and written as `out_dtype`; a result of another dtype is
     converted from that.
     """
@@ -107,7 +107,7 @@ class Numerics:
     rhs_dtype: np.dtype
     out_dtype: np.dtype
     compute: str
-    parts: Parts | None = None
+    terms: Terms | None = None
 
 
 def canonical_precision(op: str, precision):
@@ -135,17 +135,17 @@ def canonical_precision(op: str, precision):
         ) from None
 
 
-def is_in_parts(precision) -> bool:
+def is_split(precision) -> bool:
     """Whether a canonical precision asks for float32 as a sum of narrower numbers."""
-    return isinstance(precision, _Preset) and precision in _IN_PARTS
+    return isinstance(precision, _Preset) and precision in _SPLIT_PRESETS
 
 
 def for_xla(precision):
     """The precision to ask XLA for where it multiplies operands as they are.
 
-    Of parts it has not all that their names say, and on CPUs not all names.
+    Of terms it has not all that their names say, and on CPUs not all names.
     """
-    return (lax.Precision.HIGHEST,) * 2 if is_in_parts(precision) else precision
+    return (lax.Precision.HIGHEST,) * 2 if is_split(precision) else precision
 
 
 # Presets of 8-bit floats, each with the one that promotes accumulators as it does not.
@@ -180,9 +180,9 @@ def resolve(lhs_dtype, rhs_dtype, result_dtype, precision, platform: str) -> Num
     Returns:
       Numerics, or a phrase saying what is not covered.
     """
-    if is_in_parts(precision):
+    if is_split(precision):
         dtypes = lhs_dtype, rhs_dtype
-        if (numerics := _resolve_parts(*dtypes, result_dtype, precision, platform)) is not None:
+        if (numerics := _resolve_terms(*dtypes, result_dtype, precision, platform)) is not None:
             return numerics
         precision = None
     if isinstance(precision, lax.DotAlgorithm):
@@ -220,20 +220,20 @@ def resolve(lhs_dtype, rhs_dtype, result_dtype, precision, platform: str) -> Num
     return Numerics(dtype, dtype, out, compute)
 
 
-def _resolve_parts(lhs_dtype, rhs_dtype, result_dtype, preset, platform) -> Numerics | None:
+def _resolve_terms(lhs_dtype, rhs_dtype, result_dtype, preset, platform) -> Numerics | None:
     """None where neither operand is float32 or complex64, or one is none that converts to it."""
     dtypes = {lhs_dtype, rhs_dtype}
     is_complex = _C64 in dtypes
     if not (dtypes & {_F32, _C64} and dtypes <= {_C64, _F32, _F16, _BF16, *FLOAT8}):
         return None
-    part_dtype, mantissa_bits, most, largest_sum, whole = _IN_PARTS[preset]
+    term_dtype, mantissa_bits, most, largest_sum, whole = _SPLIT_PRESETS[preset]
     numbers = (1 if dtype in whole else most for dtype in (lhs_dtype, rhs_dtype))
     pairs = [pair for pair in itertools.product(*map(range, numbers)) if sum(pair) <= largest_sum]
     order = tuple(sorted(pairs, key=sum, reverse=True))
-    parts = Parts(mantissa_bits, order, is_complex, promoted=preset in _PROMOTED)
-    compute = "tf32" if part_dtype == _F32 and platform == "cuda" else "f32"
+    terms = Terms(mantissa_bits, order, is_complex, promoted=preset in _PROMOTED)
+    compute = "tf32" if term_dtype == _F32 and platform == "cuda" else "f32"
     is_made = result_dtype in (_F16, _BF16, _F32) and not is_complex
-    return Numerics(part_dtype, part_dtype, result_dtype if is_made else _F32, compute, parts)
+    return Numerics(term_dtype, term_dtype, result_dtype if is_made else _F32, compute, terms)
 
 
 def _resolve_float8(lhs_dtype, rhs_dtype, result_dtype, compute):

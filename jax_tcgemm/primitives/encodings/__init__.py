@@ -131,14 +131,14 @@ class Encoding(abc.ABC):
         """Compute the products in a dtype, by primitives without an epilogue."""
 
     @abc.abstractmethod
-    def apart(self, products: list[jax.Array], operands: Sequence) -> list[jax.Array]:
+    def split_products(self, products: list[jax.Array], operands: Sequence) -> list[jax.Array]:
         """Return the accumulators in products."""
 
     def accumulators(
         self, operands: Sequence[jax.Array], dtype: np.dtype, options: CallOptions
     ) -> list[jax.Array]:
         """Compute the accumulators in a dtype, by primitives without an epilogue."""
-        return self.apart(self.products(operands, dtype, options), operands)
+        return self.split_products(self.products(operands, dtype, options), operands)
 
     def product_calls(self, operands: Sequence[jax.Array]) -> Sequence[tuple["Encoding", Sequence]]:
         """Return encoding and operands of each product that is a call of the primitive.

@@ -83,7 +83,7 @@ class BlockScaled(Encoding):
         """The dimension of the plain product that tells two accumulators apart."""
         return lhs.ndim - 1 if self.gated else None
 
-    def apart(self, products, operands):
+    def split_products(self, products, operands):
         """Split a product of gate and up."""
         return halves(*products, self._pair(operands[0])) if self.gated else products
 
@@ -101,7 +101,7 @@ class BlockScaled(Encoding):
         addends += [] if drhs is None else [self._product(lhs, drhs, self.accumulator, options)]
         if not addends:
             return [None] * self.num_accumulators
-        return self.apart([functools.reduce(lax.add, addends)], operands)
+        return self.split_products([functools.reduce(lax.add, addends)], operands)
 
     def batched(self, operands, dims, size, *, reduces, mesh_axis):
         """Add the dimension to the batch, the rows or the columns, depending on what is mapped."""

@@ -157,7 +157,7 @@ class Packed(Grouped):
             out = plain.dot_general(x, w, dimension_numbers=numbers, **how)
         return [out.reshape(*x.shape[:-1], w.shape[-2] // TILE, TILE)]
 
-    def apart(self, products, operands):
+    def split_products(self, products, operands):
         """Return the columns of the weight without those that pad the last tile, gate and up."""
         if self.is_bare:
             return products

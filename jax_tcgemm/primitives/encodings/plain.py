@@ -103,7 +103,7 @@ class Plain(Encoding):
         }
         return [plain.dot_general(lhs, rhs, **how) for rhs in rights]
 
-    def apart(self, products, operands):
+    def split_products(self, products, operands):
         """Split a product of gate and up."""
         del operands
         return products if self.pair is None else halves(*products, self.pair)
@@ -123,7 +123,7 @@ class Plain(Encoding):
             found.append(functools.reduce(lax.add, wide) if wide else None)
         if self.pair is not None and found[0] is None:
             return [None, None]
-        return self.apart(found, operands)
+        return self.split_products(found, operands)
 
     def batched(self, operands, dims, size, *, reduces, mesh_axis):
         """Map a plain product, whose new dimension is a batch dimension, or one of rows or columns.

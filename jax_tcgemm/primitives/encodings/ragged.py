@@ -109,7 +109,7 @@ class Ragged(Grouped):
         rights = side_by_side(rhs) if self.gated else [rhs]
         return [plain.ragged_dot(lhs, right, *rest, **how) for right in rights]
 
-    def apart(self, products, operands):
+    def split_products(self, products, operands):
         """Split a product by gate and up side by side."""
         del operands
         if len(products) == self.num_accumulators:

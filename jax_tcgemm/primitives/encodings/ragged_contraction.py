@@ -67,7 +67,7 @@ class RaggedContraction(Encoding):
         )
         return [(acc * of_lhs * jnp.swapaxes(of_rhs, -1, -2)).astype(dtype)]
 
-    def apart(self, products, operands):
+    def split_products(self, products, operands):
         """Return the one product."""
         del operands
         return products

@@ -14,7 +14,7 @@ from jax_tcgemm.system.jax_internals import as_jaxpr
 
 
 @dataclasses.dataclass(frozen=True)
-class TimesApart:
+class UnfusedTimes:
     """Microseconds of bare products, by whatever is fastest and by XLA, and of XLA's loop.
 
     `xla_us` is of all of them as XLA's program; None where its product has no estimate.
@@ -29,7 +29,7 @@ class TimesApart:
         return f"{product} for the product and {loop} for its function"
 
 
-def times_apart(
+def unfused_times(
     product: dense.Product,
     function: core.ClosedJaxpr,
     num_accumulators: int,
@@ -37,7 +37,7 @@ def times_apart(
     operands: Sequence[int],
     problem: Problem,
     device: selection.Device,
-) -> TimesApart | None:
+) -> UnfusedTimes | None:
     """Estimate the times of bare products and of the loop that XLA makes of their function.
 
     The loop takes a launch and the longer of its arithmetic and, at the rate of the device's
@@ -81,7 +81,7 @@ def times_apart(
         is_launched=not is_fused,
     )
     xla = selection.xla_us(bare[2], device)
-    return TimesApart(fastest[1] * num_rhs, loop, None if xla is None else xla * num_rhs + loop)
+    return UnfusedTimes(fastest[1] * num_rhs, loop, None if xla is None else xla * num_rhs + loop)
 
 
 def _num_bytes(arrays) -> int:
