@@ -167,7 +167,7 @@ def calls(f, *args, **how):
 def test_one_call_of_the_kernel():
     (call,) = calls(layer, *large(*BLOCKS), preferred_element_type=jnp.bfloat16)
     assert (call.implementation, call.config) == ("wgmma", CONFIG)
-    assert call.copies == ("rhs turned to (groups, 2, n, k)",)
+    assert call.copies == ("rhs transposed to (groups, 2, n, k)",)
     assert call.problem.gated
     assert call.problem.b_transposed
     a, b = call.problem.scales

@@ -160,7 +160,7 @@ def kernels(run_folder, cases_of):
 def test_cases(kernels, name):
     case = CASES[name]
     assert case.plan.is_fused
-    assert case.plan.copies == ("rhs turned to (groups, 2, n, k)",)
+    assert case.plan.copies == ("rhs transposed to (groups, 2, n, k)",)
     case.check(kernels, seed=len(name))
 
 

@@ -191,7 +191,7 @@ def check_planned(emulator):
 
 def test_planned(kernels):
     assert planned().is_fused
-    assert planned().copies == ("rhs turned to (groups, n, k)",)
+    assert planned().copies == ("rhs transposed to (groups, n, k)",)
     check_planned(kernels)
 
 

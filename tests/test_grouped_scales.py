@@ -61,7 +61,7 @@ def test_one_call_of_the_kernel():
 
     (call,) = calls(layer, *large())
     assert call.implementation == "wgmma"
-    assert call.copies == ("rhs turned to (groups, n, k)",)
+    assert call.copies == ("rhs transposed to (groups, n, k)",)
     a, b = call.problem.scales
     assert (a.rows, a.depth, a.inner_stride) == (1, 128, 0)
     assert (b.rows, b.depth, b.inner_stride) == (128, 128, 8 * 16)

@@ -1,1 +1,1 @@
-"""What one device does: folds a product, plans it and makes the call, or leaves it to XLA."""
+"""Plans and calls on one device: a product is folded, planned, and called or run by XLA."""

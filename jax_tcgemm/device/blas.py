@@ -23,7 +23,7 @@ from jax_tcgemm.problem.call_options import CallOptions
 
 @dataclasses.dataclass(frozen=True)
 class Plan(BasePlan):
-    """What runs a call, and why."""
+    """How one BLAS call runs on one device."""
 
     problem: BlasProblem
     choice: selection.Choice

@@ -317,7 +317,7 @@ def _promoted(numerics: Numerics, options: CallOptions, device: selection.Device
 
 
 def layout_of(product: Product, numerics: Numerics) -> split_precision.Layout:
-    """What is folded: the product of the operands, or of their terms."""
+    """Return the product that is folded: that of the operands, or of their terms."""
     return split_precision.layout(
         product.lhs_shape,
         product.rhs_shape,

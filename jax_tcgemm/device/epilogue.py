@@ -80,7 +80,7 @@ class Product(FusibleProduct):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of an accumulator."""
+        """Shape of an accumulator."""
         shape, pair = self.product.result_shape, self.pair
         return shape if pair is None else (*shape[:pair], *shape[pair + 1 :])
 
@@ -466,7 +466,7 @@ def _scaled(plan: Plan, lhs, rhs, *operands) -> list[jax.Array]:
 
 
 def result_arrays(problem: Problem) -> list[jax.ShapeDtypeStruct]:
-    """What a call of a problem gives, with dimensions as the problem has them."""
+    """Return the types of a call's results, with the dimensions of the problem."""
     found = [jax.ShapeDtypeStruct(problem.d_shape, DTYPES[problem.out_dtype])]
     for _, x, has_two in problem.function.arrays[1:] if problem.function else ():
         *rows, columns = x.shape(problem.batch, problem.m, problem.n)
@@ -483,7 +483,7 @@ _REDUCTIONS = {
 
 
 def _reduced(x: jax.Array, result: Result, levels: Levels, shape) -> jax.Array:
-    """What is left of a result of which a kernel has reduced neighbours."""
+    """Reduce what a kernel has stored of a reduction, one value for each CTA tile."""
     batch = (*levels.outer, *levels.inner)
     # None stands for what they were reduced to.
     axes = (*batch, *levels.m, None) if result.over == "columns" else (*batch, None, *levels.n)
@@ -499,7 +499,7 @@ def stored(x: jax.Array) -> jax.Array:
 
 
 def carried(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """What a carrier of D holds."""
+    """Return the values that a D of another dtype of the same size holds."""
     if x.dtype == dtype:
         return x
     return x != 0 if dtype == np.bool_ else lax.bitcast_convert_type(x, dtype)

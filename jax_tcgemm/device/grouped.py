@@ -32,7 +32,7 @@ _CONTRACTION = lax.RaggedDotDimensionNumbers(
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """What one call of the primitive says (primitives/ragged_dot.py).
+    """One call of `tcgemm_ragged_dot`, as its planner takes it.
 
     Attributes:
       options: options of the call.
@@ -91,7 +91,7 @@ class Plan(BasePlan):
 
     @property
     def flips_rhs(self) -> bool:
-        """Whether matrices that lie transposed are to be turned for rows to be independent.
+        """Whether matrices that lie transposed are transposed for rows to be independent.
 
         `host` adds up a group of a single row in another order by them.
         """
@@ -118,7 +118,7 @@ class Plan(BasePlan):
             if product.is_batched(batch) and batch != product.batch_shape:
                 found.append(f"{name} repeated along batch dimensions {batch}")
         if self.problem.b_transposed != product.rhs_transposed:
-            found.append(f"rhs turned to (groups, {'2, ' * product.gated}n, k)")
+            found.append(f"rhs transposed to (groups, {'2, ' * product.gated}n, k)")
         if product.result_dtype != numerics.out_dtype:
             found.append(f"result converted to {product.result_dtype}")
         return tuple(found)
@@ -187,7 +187,9 @@ def problem_of(product: Product, numerics: Numerics, platform: str) -> RaggedPro
 
     The tensor cores of a GPU want matrices of 8 bits with rows of what is summed over.
     """
-    is_turned = platform == "cuda" and numerics.lhs_dtype.itemsize == 1 and product.form == "rows"
+    is_transposed = (
+        platform == "cuda" and numerics.lhs_dtype.itemsize == 1 and product.form == "rows"
+    )
     lhs_batched, rhs_batched, sizes_batched = map(product.is_batched, product.batches)
     number = 1 if numerics.terms is None else numerics.terms.number
     is_contraction = product.form == "contraction"
@@ -199,7 +201,7 @@ def problem_of(product: Product, numerics: Numerics, platform: str) -> RaggedPro
         k=number * product.k,
         groups=product.groups,
         num_sizes=product.num_sizes,
-        b_transposed=product.rhs_transposed or is_turned,
+        b_transposed=product.rhs_transposed or is_transposed,
         a_batched=lhs_batched,
         b_batched=rhs_batched,
         sizes_batched=sizes_batched,
@@ -281,7 +283,7 @@ def _split_of(product: Product, numerics: Numerics, is_rhs: bool) -> split_preci
 
 
 def _shape(product: Product, is_rhs: bool) -> tuple[int, ...]:
-    """That of an operand."""
+    """Return the shape of an operand."""
     n, k, pair = product.n, product.k, (2,) * product.gated
     is_contraction = product.form == "contraction"
     tokens, columns = (k, product.m) if is_contraction else (product.m, k)

@@ -24,7 +24,7 @@ _TOKENS_AT_ONCE = 16
 
 @dataclasses.dataclass(frozen=True)
 class Product(GroupedProduct):
-    """What one call of the primitive says (primitives/encodings/ragged_contraction.py).
+    """One scaled contraction, as its planner takes it (primitives/encodings/ragged_contraction.py).
 
     Attributes:
       product: the product itself, of form contraction, in the dtype of the result.

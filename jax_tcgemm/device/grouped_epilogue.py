@@ -76,7 +76,7 @@ class Product(GroupedProduct):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of an accumulator."""
+        """Shape of an accumulator."""
         return (*self.product.batch_shape, self.product.m, self.product.n)
 
     @property

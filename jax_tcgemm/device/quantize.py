@@ -45,7 +45,7 @@ def quantized(x, *given, dtype, tiles, plan: Plan) -> tuple[jax.Array, ...]:
 
 
 def by_xla(x, *given, dtype, tiles) -> tuple[jax.Array, ...]:
-    """The same in XLA."""
+    """Quantize in XLA, as a plan does in a kernel."""
     wide = x.astype(jnp.float32)
     found = []
     for i, tile in enumerate(tiles):
@@ -60,7 +60,7 @@ def by_xla(x, *given, dtype, tiles) -> tuple[jax.Array, ...]:
 
 
 def scales_of(x, dtype, tile) -> jax.Array:
-    """Those of float32, one for each tile."""
+    """Return float32 scales, one for each block."""
     # XLA makes this of a division by a constant.
     inverse = np.float32(1) / np.float32(_largest_number(dtype))
     # Compared as integers, as kernels do, so that NaN is the largest and the scale has it, too.

@@ -19,7 +19,7 @@ AnyProblem = RowsProblem | PackedProblem | QuantizeProblem | SplitProblem
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What one call of a primitive says.
+    """One call of a primitive, as its planner takes it.
 
     Attributes:
       kind: of what kind of problems it is, as `Problem.kind`.

@@ -49,14 +49,14 @@ class Layout(NamedTuple):
 
 
 def split_on(device: Device, numerics: Numerics) -> Numerics:
-    """The same with terms, if there are any, that a kernel splits where one can."""
+    """Return numerics whose terms, if any, are split by a kernel where one can."""
     if numerics.terms is None or device.platform != "cuda":
         return numerics
     return _with_splitter(numerics, device)
 
 
 def split_by_xla(numerics: Numerics) -> Numerics:
-    """The same with terms that XLA splits."""
+    """Return numerics whose terms XLA splits."""
     return _with_splitter(numerics, None)
 
 
@@ -140,7 +140,7 @@ class Split:
 
     @functools.cached_property
     def plan(self) -> Plan | None:
-        """What splits it; None where no device was named whose kernels could, and XLA does."""
+        """Plan of the split; None if XLA splits, since no device with such kernels was named."""
         device = self.numerics.terms.device
         request = Request("split", self.options.selecting(), _problem(self))
         return device and make_plan(request, device)
@@ -173,7 +173,7 @@ def split(x: jax.Array, how: Split) -> jax.Array:
 
 
 def _problem(how: Split) -> SplitProblem | str:
-    """What the kernel is asked for, or why it is not."""
+    """Return the problem of the kernel that splits, or why no kernel does."""
     terms, shape, stored, is_rhs = how.numerics.terms, how.shape, how.stored, how.is_rhs
     if math.prod(shape) == 0:
         return "there is nothing to split"

@@ -29,7 +29,7 @@ from jax_tcgemm.system import modules
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What one call of a primitive says.
+    """One call of a tensor primitive, as its planner takes it.
 
     Attributes:
       options: options of the call.
@@ -165,7 +165,7 @@ def _as_product(request, device) -> tuple[dense.Plan | None, AsProduct | str]:
 
 
 def _fastest_of_ours(product: dense.Product, device) -> str | None:
-    """What runs a product fastest without XLA; None where only XLA does or it is to choose."""
+    """Return the fastest choice without XLA; None if only XLA runs the product or XLA chooses."""
     folded = dense.fold_product(product, device)
     if isinstance(folded, str):
         return None
@@ -174,7 +174,7 @@ def _fastest_of_ours(product: dense.Product, device) -> str | None:
 
 
 def _sum_dtype(request: Request) -> np.dtype:
-    """What the product is made in before alpha and C: wide where either is there."""
+    """Return the dtype of the product before alpha and C: wide if there is either."""
     operation = request.operation
     if operation.scalars[0] == 1 and len(operation.operands) == 2:
         return np.dtype(request.result_dtype)

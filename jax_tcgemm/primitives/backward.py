@@ -263,7 +263,7 @@ def _transpose_activated(
 def _transpose_accumulating(
     g, drhs, lhs, buffer, *, options, dimension_numbers, permutation, precision, **_
 ):
-    """What the buffer holds plus lhs^T g."""
+    """Return the sum of the buffer and lhs^T g."""
     if type(g) is ad.Zero:
         return [buffer, None, None]
     numbers, order = plain.cotangent_numbers(

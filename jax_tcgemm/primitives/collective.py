@@ -7,8 +7,8 @@ x (*b, ..., m, k), w (*b, k, n) or, by `How.w_axis`, (*b, n, k). Each is the oth
 
 Nothing is waited for before something is computed. To gather, a device multiplies its own shard
 while the others' are on their way, and then those together; to scatter, it multiplies the rows in
-pieces, each with rows of every device, and a piece travels while the next one is multiplied. Each
-product is as large as that allows. A piece goes from every device to every other one at once, and
+chunks, each with rows of every device, and a chunk travels while the next one is multiplied. Each
+product is as large as that allows. A chunk goes from every device to every other one at once, and
 its addends are summed where they arrive: a sum of products is rounded once, not once a hop.
 
 XLA may start each transfer as soon as its operand exists and has to wait for it only where its
@@ -42,12 +42,12 @@ from jax_tcgemm.system.jax_internals import ad, batching
 
 @dataclasses.dataclass(frozen=True)
 class How:
-    """What a call says beside its arrays.
+    """Parameters of a collective product.
 
     Attributes:
       options: options of the call.
       axis_name: the mesh axis, or several.
-      chunks: pieces in which a shard is moved; None takes what is best as a rule.
+      chunks: chunks in which a shard is moved; None takes what is best as a rule.
       w_axis: the contracted one of w's last two dimensions: 0, or 1 where w is transposed.
       dtype: of the result.
       precision: canonical.
@@ -92,17 +92,17 @@ class How:
         """Devices of the axis."""
         return lax.axis_size(self.axis_name)
 
-    def gathered_pieces(self) -> int:
-        """Pieces of a shard that is gathered: while it moves, the own one is multiplied."""
+    def gathered_chunks(self) -> int:
+        """Return the chunks of a shard that is gathered: while it moves, the own one is multiplied."""
         return self.chunks or 1
 
-    def scattered_pieces(self, rows: int) -> int:
-        """Pieces of `rows` rows that are scattered: one moves while the next one is multiplied."""
+    def scattered_chunks(self, rows: int) -> int:
+        """Return the chunks of `rows` rows that are scattered: one moves while the next one is multiplied."""
         return self.chunks or (1 if rows % 2 else 2)
 
 
-def _piece(x, devices: int, chunks: int, i: int):
-    """Rows of x that every device has a part of: of each of `devices` shards the i-th part."""
+def _chunk(x, devices: int, chunks: int, i: int):
+    """Return the i-th of `chunks` chunks of the rows of each of `devices` shards."""
     if chunks == 1:
         return x
     axis = x.ndim - 2
@@ -112,17 +112,17 @@ def _piece(x, devices: int, chunks: int, i: int):
     return lax.collapse(x, axis, axis + 2)
 
 
-def _joined(pieces, devices: int):
-    """What `_piece` takes apart."""
-    if len(pieces) == 1:
-        return pieces[0]
-    axis = pieces[0].ndim - 2
-    *batch, rows, columns = pieces[0].shape
-    split = [x.reshape(*batch, devices, rows // devices, columns) for x in pieces]
+def _merged(chunks, devices: int):
+    """Concatenate the chunks of each device's shard: the inverse of `_chunk` for all i."""
+    if len(chunks) == 1:
+        return chunks[0]
+    axis = chunks[0].ndim - 2
+    *batch, rows, columns = chunks[0].shape
+    split = [x.reshape(*batch, devices, rows // devices, columns) for x in chunks]
     return lax.collapse(lax.concatenate(split, axis + 1), axis, axis + 2)
 
 
-def _turned(x, first, rows: int):
+def _rotated(x, first, rows: int):
     """`rows` rows of x from `first` on, and around: one pass over memory when XLA fuses it."""
     axis = x.ndim - 2
     return lax.dynamic_slice_in_dim(lax.concatenate([x, x], axis), first, rows, axis)
@@ -132,10 +132,10 @@ def _turned(x, first, rows: int):
 
 
 def _gathered(how: How, x):
-    """all_gather(x), in pieces."""
-    axis, chunks = x.ndim - 2, how.gathered_pieces()
-    pieces = [_piece(x, 1, chunks, i) for i in range(chunks)]
-    return [lax.all_gather(piece, how.axis_name, axis=axis, tiled=True) for piece in pieces]
+    """all_gather(x), in chunks."""
+    axis, chunks = x.ndim - 2, how.gathered_chunks()
+    each = (_chunk(x, 1, chunks, i) for i in range(chunks))
+    return [lax.all_gather(chunk, how.axis_name, axis=axis, tiled=True) for chunk in each]
 
 
 def _gather(how: How, x, w):
@@ -146,14 +146,14 @@ def _gather(how: How, x, w):
         return own, x
     index, products = lax.axis_index(how.axis_name), []
     gathered = _gathered(how, x)
-    for i, piece in enumerate(gathered):
-        rows = piece.shape[axis] // size
+    for i, chunk in enumerate(gathered):
+        rows = chunk.shape[axis] // size
         # The other devices' rows, those of the next device first; then all, those of the first one.
-        others = _turned(piece, (index + 1) * rows, (size - 1) * rows)
-        product = [_piece(own, 1, len(gathered), i), how.times_w(others, w)]
+        others = _rotated(chunk, (index + 1) * rows, (size - 1) * rows)
+        product = [_chunk(own, 1, len(gathered), i), how.times_w(others, w)]
         product = lax.concatenate(product, axis)
-        products.append(_turned(product, (size - index) % size * rows, size * rows))
-    return _joined(products, size), _joined(gathered, size)
+        products.append(_rotated(product, (size - index) % size * rows, size * rows))
+    return _merged(products, size), _merged(gathered, size)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -183,10 +183,10 @@ gather_product.defjvp(_gather_jvp, symbolic_zeros=True)
 def _scatter(how: How, *pairs):
     """psum_scatter of the sum of x @ w over `pairs` of x and w."""
     size = how.size
-    chunks = 1 if size == 1 else how.scattered_pieces(pairs[0][0].shape[-2] // size)
+    chunks = 1 if size == 1 else how.scattered_chunks(pairs[0][0].shape[-2] // size)
 
     def product(i):
-        xs = [_piece(x, size, chunks, i) for x, _ in pairs]
+        xs = [_chunk(x, size, chunks, i) for x, _ in pairs]
         products = [how.times_w(x, w) for x, (_, w) in zip(xs, pairs, strict=True)]
         return functools.reduce(lax.add, products)
 
@@ -272,7 +272,7 @@ def _transpose_scatter(ct, *operands, how, moving):
         x_bar, gathered = _gather(how.transposed(x.dtype), ct, w)
         bars = [x_bar]
     else:
-        bars, gathered = [], _joined(_gathered(how, ct), how.size)
+        bars, gathered = [], _merged(_gathered(how, ct), how.size)
     if moving[1]:
         bars.append(how.w_bar(x, gathered, w))
     return [*bars, None, None]

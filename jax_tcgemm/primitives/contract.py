@@ -200,7 +200,7 @@ register_jet(contract_p, _series)
 
 
 def product_of(*types_and_params) -> tensor.Request:
-    """What one call says, from the types of its operands and result, and its parameters."""
+    """Describe one call to its planner, from the types of operands and result, and params."""
     *operands, _, params = types_and_params
     unary = tuple("conj" if conj else "identity" for conj in params["conj"])
     has_c = len(operands) == 3

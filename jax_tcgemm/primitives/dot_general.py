@@ -309,7 +309,7 @@ jax_internals.register_roofline(dot_general_p, flops)
 
 
 def product_of(lhs, rhs, out, params) -> dense.Product:
-    """What one call of the primitive says, from the types of its operands and result."""
+    """Describe one call to its planner, from the types of operands and result, and params."""
     return dense.Product(
         options=params["options"],
         lhs_shape=tuple(lhs.shape),

@@ -93,7 +93,7 @@ def _jvp(primals, tangents, **params):
 
 
 def _transpose(ct, a, *, modes, result, **params):
-    """Of a permutation: the inverse one."""
+    """Apply the inverse permutation to the cotangent."""
     if type(ct) is ad.Zero:
         return [ad.Zero(a.aval)]
     return [elementwise(ct, modes=(result,), result=modes[0], **params)]
@@ -107,7 +107,7 @@ ad.primitive_transposes[elementwise_p] = _transpose
 
 
 def product_of(*types_and_params) -> tensor.Request:
-    """What one call says, from the types of its operands and result, and its parameters."""
+    """Describe one call to its planner, from the types of operands and result, and params."""
     *operands, _, params = types_and_params
     operation = Operation(
         kind=_KINDS[len(operands)],

@@ -196,7 +196,7 @@ def mapped(function: core.ClosedJaxpr, types, in_dims, out_dims, size: int) -> c
 
 @functools.lru_cache(maxsize=1024)
 def of_shard(function: core.ClosedJaxpr, num_accumulators: int, *types) -> core.ClosedJaxpr:
-    """The same function of shards of its arguments, of these types."""
+    """Return a function of shards of its arguments, of these types."""
     return jax.make_jaxpr(shard_function(function, num_accumulators))(*types)
 
 

@@ -100,7 +100,7 @@ def _read_through(ctx, operands, params, reading: Reading):
 
 
 def key_of(primitive: core.Primitive, params, plan) -> Hashable:
-    """What tells one lowered call from another, of operands of the same types.
+    """Return a key that differs for lowered calls that differ, for operands of the same types.
 
     Args:
       primitive: the primitive.

@@ -39,7 +39,7 @@ def rows_of_weight(w: PackedWeight, *, options: CallOptions, dtype) -> jax.Array
 
 
 def arrays_of(w: PackedWeight) -> tuple[jax.Array, ...]:
-    """What primitives take of a weight."""
+    """Return the arrays of a weight in the order of the primitives' operands."""
     return tuple(getattr(w, name) for name in w.format.shapes)
 
 
@@ -51,7 +51,7 @@ def weight_of(arrays, form: PackedFormat) -> PackedWeight:
 
 
 def problem_of(tiles: int, packed: PackedFormat, **own) -> PackedProblem:
-    """What is the same of every problem with a weight; `own` are the fields that are not."""
+    """Return a problem with a weight of a format; `own` are the fields that the format lacks."""
     return PackedProblem(
         n=tiles * TILE,
         k=packed.k,
@@ -119,7 +119,7 @@ ad.primitive_jvps[packed_weight_p] = _jvp
 
 
 def product_of(values, *others_and_params) -> request.Request:
-    """What one call of the primitive says, from the types of its operands and result."""
+    """Describe one call to its planner, from the types of operands and result, and params."""
     *_, out, params = others_and_params
     dtype = np.dtype(out.dtype)
     if dtype not in (np.dtype("float16"), np.dtype("bfloat16")):

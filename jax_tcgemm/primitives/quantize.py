@@ -92,7 +92,7 @@ batching.fancy_primitive_batchers[quantize_p] = _batch
 
 
 def product_of(x, *others_and_params) -> request.Request:
-    """What one call of the primitive says, from the types of its operands and results."""
+    """Describe one call to its planner, from the types of operands and results, and params."""
     params = others_and_params[-1]
     problem = _problem(x, params)
     return request.Request("quantize", params["options"], problem)

@@ -273,7 +273,7 @@ jax_internals.register_jet(ragged_dot_p, _series)
 
 
 def flops(*args, **params) -> int:
-    """Those of all rows, as if each were of a group."""
+    """Count the operations of all rows, as if each belonged to a group."""
     operands = Operands.of(args, params)
     batch = np.broadcast_shapes(*(x.shape[: args[2].ndim - 1] for x in args))
     return 2 * math.prod((*batch, *_extents(operands, params).values()))
@@ -286,7 +286,7 @@ jax_internals.register_roofline(ragged_dot_p, flops)
 
 
 def product_of(*avals_and_params) -> grouped.Product:
-    """What one call of the primitive says, from the types of its operands and result."""
+    """Describe one call to its planner, from the types of operands and result, and params."""
     *args, out, params = avals_and_params
     operands = Operands.of(args, params)
     num_batch = operands.group_sizes.ndim - 1
@@ -325,7 +325,7 @@ def division_of(*avals_and_params) -> partitioning.Division:
 
 
 def _gathered_first(operands: Operands, params) -> jax.Array:
-    """The same product of rows that are gathered before, by whatever can run that."""
+    """Gather the rows first, and multiply them by whichever implementation is selected."""
     taken = over_batch(device_rows.take, operands.lhs, operands.gather)
     groups = operands.group_sizes, operands.group_offset
     keys = ("form", "rhs_transposed", "groups", "precision", "preferred_element_type")

@@ -95,7 +95,7 @@ def _jvp(primals, tangents, **params):
 
 
 def _transpose(ct, a, *c, modes, result, alpha, beta, **params):
-    """Of a sum: alpha times the cotangent, repeated along the modes that were reduced."""
+    """Repeat alpha times the cotangent along the reduced modes."""
     del params
     cotangents = []
     for x, scalar, own in zip((a, *c), (alpha, beta), (modes, result), strict=False):
@@ -119,7 +119,7 @@ ad.primitive_transposes[reduce_p] = _transpose
 
 
 def product_of(*types_and_params) -> tensor.Request:
-    """What one call says, from the types of its operands and result, and its parameters."""
+    """Describe one call to its planner, from the types of operands and result, and params."""
     *operands, _, params = types_and_params
     has_c = len(operands) == 2
     operation = Operation(

@@ -130,7 +130,7 @@ def _batch(axis_data, args, dims, *, num_targets, patterns, **params):
 
 
 def _offset(indices, extent):
-    """Of each entry's indices those in all entries' rows; what was outside stays outside."""
+    """Return each entry's indices in the rows of all entries; indices out of range stay so."""
     size = indices.shape[0]
     first = extent * lax.broadcasted_iota(indices.dtype, indices.shape, 0)
     inside = (indices >= 0) & (indices < extent)
@@ -236,7 +236,7 @@ register_jet(rows_p, _series)
 
 
 def product_of(a, *others_and_params) -> request.Request:
-    """What one call of the primitive says, from the types of its operands and result."""
+    """Describe one call to its planner, from the types of operands and result, and params."""
     *others, _, params = others_and_params
     is_sums = params["form"] == "sums"
     options = params["options"]

@@ -103,7 +103,7 @@ def _scalar_cotangents(call, g, given):
 
 
 def _dot_x(call, g, given):
-    """Of sum op(x) y: the cotangent of x is g y, conjugated where x is."""
+    """Return the cotangent of x in sum op(x) y: g y, conjugated if x is."""
     x, (y,) = given.inputs[0][0].aval, given.inputs[1]
     values = reference.elements(y, call.n, call.increments[1]) * g[0][..., None]
     values = values.conj() if call.op_a == "C" else values
@@ -185,7 +185,7 @@ def _gemv_a(call, g, given):
 
 
 def _gbmv_a(call, g, given):
-    """The same in the band's storage, and 0 where that lies outside the matrix."""
+    """Return the cotangent of a band matrix in band storage, 0 outside the matrix."""
     a = given.inputs[0][0].aval
     if call.columns == 0:
         return (jnp.zeros(a.shape, a.dtype),)

@@ -1,4 +1,4 @@
-"""What a BLAS call is linear in, term by term: out = alpha F(inputs) + beta c.
+"""Linear structure of BLAS calls, term by term: out = alpha F(inputs) + beta c.
 
 Elements of c between the increments pass through. Tangents and cotangents are made of these.
 """
@@ -42,7 +42,7 @@ def times(call: Call, scalar, x):
 
 
 def through_c(call, c, scalars) -> tuple:
-    """What the call makes of c alone: beta c where it updates c, and c elsewhere."""
+    """Return the term of c alone: beta c where the call updates c, and c elsewhere."""
     if call.routine in ("scal", "swap"):
         return apply(call, (), c, scalars)
     if call.routine == "axpy":

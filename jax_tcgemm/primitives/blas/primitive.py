@@ -67,7 +67,7 @@ batching.primitive_batchers[blas_p] = _batch
 
 
 def product_of(*types_and_params) -> BlasProblem:
-    """What one call says, from the types of its operands and first result, and its parameters."""
+    """Describe one call to its planner, from the types of operands and first result, and params."""
     *operands, _, params = types_and_params
     shapes = tuple(tuple(x.shape) for x in operands)
     return BlasProblem(params["call"], shapes, np.dtype(operands[0].dtype))

@@ -159,7 +159,7 @@ class Plain(Encoding):
         return Batched(encoding, (lhs, *rights), in_acc)
 
     def _without_pair(self, dims: tuple) -> tuple:
-        """What is said of each dimension of the product, for those of an accumulator."""
+        """Return the entries of an accumulator's dimensions, from those of the product's."""
         return dims if self.pair is None else (*dims[: self.pair], *dims[self.pair + 1 :])
 
     def _product_shape(self, lhs, rhs) -> tuple[int, ...]:

@@ -76,7 +76,7 @@ class RaggedBlockScaled(Ragged):
         of_lhs, of_rhs = self.blocks
 
         def of_matrices(rhs, scales):
-            """Of a gated product, too, where what tells its matrices apart comes after k."""
+            """Dequantize rhs, in a gated product (*b, g, k, 2, n)."""
             k = lhs.ndim - 1
             return jnp.moveaxis(dequantized(jnp.moveaxis(rhs, k, -1), scales, of_rhs), -1, k)
 
