@@ -12,7 +12,7 @@ from jax_tcgemm.selection import implementations
 from jax_tcgemm.selection.devices import ASSUMED_GPU
 
 COMPUTE = {"f64": "f64", "c128": "f64"}
-# Of an accumulator and of a result: the distance between neighbours of 1.
+# Of an accumulator and of a result: the distance between neighbors of 1.
 EPSILON = {"f16": 2**-10, "bf16": 2**-7, "f32": 2**-23, "c64": 2**-23, "f64": 2**-52}
 EPSILON["c128"] = EPSILON["f64"]
 

@@ -86,7 +86,7 @@ class Case:
         if self.qtype in FLOAT8_NAMES:  # subnormal numbers, too
             q = rng.standard_normal(shape) * 2.0 ** rng.integers(-16, 5, shape)
             q = q.astype(self.qtype)
-        # So different that a scale of a neighbour shows.
+        # So different that a scale of a neighbor shows.
         shape = (*experts, groups, self.n)
         scale = rng.uniform(0.25, 4, shape) * rng.choice([-1, 1], shape)
         if self.scale == "f8e8m0fnu":

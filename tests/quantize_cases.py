@@ -41,7 +41,7 @@ class Case:
     def array(self):
         rng = np.random.default_rng([self.rows, self.columns, len(self.label)])
         shape = self.batch, self.rows, self.columns
-        # Neighbouring rows and columns differ, so that a scale of a neighbour shows.
+        # Neighboring rows and columns differ, so that a scale of a neighbor shows.
         sizes = (rng.uniform(-4, 4, (*shape[:axis], 1, *shape[axis + 1 :])) for axis in (1, 2))
         x = rng.standard_normal(shape) * np.exp2(sum(sizes))
         x[-1, -1, -1] = 2 * abs(x).max()  # A row's largest is its last.

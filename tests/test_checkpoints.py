@@ -96,7 +96,7 @@ def test_gptq(source, bits, order):
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_a_zero_point_of_0_in_gptq_borrows_from_its_neighbour(bits):
+def test_a_zero_point_of_0_in_gptq_borrows_from_its_neighbor(bits):
     zero = np.tile([0, 5, 0, 0, 8, 1, 2**bits - 1, 3], (K // GROUP, N // 8))
     tensors = {
         "qweight": words_of(RNG.integers(0, 2**bits, (K, N)), bits, 0),
@@ -241,7 +241,7 @@ def dequantized_of(q, zero, scale, rows):
 
 
 @pytest.mark.parametrize("size", [96, 256, 512])
-@pytest.mark.parametrize("order", ["neighbours", "act-order"])
+@pytest.mark.parametrize("order", ["neighbors", "act-order"])
 def test_scales_of_larger_groups_are_repeated(size, order):
     k, groups = 4 * size, 4
     q, zero = RNG.integers(0, 16, (k, N)), RNG.integers(0, 16, (groups, N))
@@ -262,7 +262,7 @@ def test_scales_of_larger_groups_are_repeated(size, order):
         "weight_g_idx": rows,
     }
     np.testing.assert_array_equal(dequantize(jax_tcgemm.from_compressed_tensors(tensors)), expected)
-    if order == "neighbours":
+    if order == "neighbors":
         tensors = {"qweight": awq_words(q), "qzeros": awq_words(zero), "scales": scale}
         np.testing.assert_array_equal(dequantize(jax_tcgemm.from_awq(tensors)), expected)
         tensors = {"qvalue": q.astype(np.int8), "scale": scale, "zero_point": zero}

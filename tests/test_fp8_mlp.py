@@ -43,7 +43,7 @@ def near(got, expected, tolerance):
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("hidden", [384, 200])
 def test_values_and_gradients(recipe, hidden):
-    """Those of the layers, but for what 8 bits round to a neighbour."""
+    """Those of the layers, but for what 8 bits round to a neighbor."""
     arguments, g = block(hidden), normal(2, M // 2, N, seed=4)
     ours = functools.partial(Fp8Mlp(recipe), activation="silu")
     run = lambda x, params, residual: ours(x, params, residual=residual)  # noqa: E731

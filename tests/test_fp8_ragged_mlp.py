@@ -43,7 +43,7 @@ def by_layers(recipe, **how):
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("hidden", [256, 200])
 def test_values_and_gradients(recipe, hidden):
-    """Those of the layers, but for what 8 bits round to a neighbour."""
+    """Those of the layers, but for what 8 bits round to a neighbor."""
     arguments, g = block(hidden), normal(M, N, seed=4)
 
     def ours(x, params):

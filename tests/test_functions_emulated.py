@@ -426,7 +426,7 @@ MISTAKES = [
     Mistake(TILE, "one_line_for_all", "kVariesAlong<along, kSwapped> ? half : ", "", WHOLE),
     Mistake(TILE, "no_period", "period * read.m_outer", "0 * read.m_outer", STEPS),
     Mistake(TILE, "wrong_extent", "index.extent", "1", STEPS),
-    Mistake(TILE, "one_of_two_neighbours", "1", "0", REDUCED),
+    Mistake(TILE, "one_of_two_neighbors", "1", "0", REDUCED),
     Mistake(TILE, "the_second_eight_alone", "combine<kind>(all, two)", "two", SUMS),
     Mistake(TILE, "the_first_eight_lines_alone", " + 1", "", (SUMS, TWO_BLOCKS)),
     Mistake(TILE, "eights_beside_each_other", " * kEights", "", SUMS),

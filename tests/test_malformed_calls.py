@@ -38,7 +38,7 @@ GEMM |= {
     "up_offset": 0,
 }
 NO_FUNCTION = {"function": "", "function_reads": [], "function_indices": [], "function_results": []}
-# Results of a function: bytes of an element, form, and neighbours that are reduced to one.
+# Results of a function: bytes of an element, form, and neighbors that are reduced to one.
 WHOLE, BESIDE, BY_COLUMNS = (4, 0, 1), (4, 3, 1), (4, 1, 8)
 FUNCTION = {"function": "f", "function_results": [*WHOLE]}
 NO_FUNCTION |= {"function_library": "none"}

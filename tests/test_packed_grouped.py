@@ -453,7 +453,7 @@ REFUSALS = {
     ),
     "weights of several orders": (
         lambda: stack_packed([ONE, ACT_ORDER]),
-        r"^stack_packed: weights must have groups of neighbours, got weights\[1\] packed with",
+        r"^stack_packed: weights must have groups of neighbors, got weights\[1\] packed with",
     ),
 }
 

@@ -58,7 +58,7 @@ MISTAKES = [
     Mistake(KERNEL, "infinity_is_lost", "is_last ? first : words[term]", "words[term]", REAL),
     Mistake(KERNEL, "nan_becomes_infinite", "bits | 0x00400000u", "bits", REAL),
     Mistake(KERNEL, "rest_is_kept", case=REAL),
-    Mistake(KERNEL, "neighbours_exchanged", "i % 2 == 0", "i % 2 != 0", REAL),
+    Mistake(KERNEL, "neighbors_exchanged", "i % 2 == 0", "i % 2 != 0", REAL),
     Mistake(
         KERNEL,
         "number_of_the_next_row",

@@ -243,7 +243,7 @@ def test_choice_saves_copies(fake_cutensor):
 
 
 def test_choice_is_xla_for_a_plain_product(fake_cutensor):
-    """Nothing is saved, so that XLA's own is taken, which fuses with its neighbours."""
+    """Nothing is saved, so that XLA's own is taken, which fuses with its neighbors."""
     a = jax.ShapeDtypeStruct((512, 512), "float64")
     (call,) = jax_tcgemm.explain(
         lambda a, b: tensor.einsum("ij,jk->ik", a, b), a, a, platform="cuda"

@@ -89,8 +89,8 @@ std::string check_function(const Problem& p) {
     if (!is_size(x.bytes)) return must("bytes of a function's result", "be 1, 2, 4 or 8", x.bytes);
     if (form < 0 || form > 3) return must("a function's result", "be whole, reduced, or beside another", form);
     const bool may_be_16 = x.form == Function::Form::kOverColumns && !p.epilogue.gated;
-    if (x.neighbours != (x.is_reduced() ? 8 : 1) && !(may_be_16 && x.neighbours == 16)) {
-      return must("neighbours that a function reduces", "be 8, or 16 columns of one product", x.neighbours);
+    if (x.neighbors != (x.is_reduced() ? 8 : 1) && !(may_be_16 && x.neighbors == 16)) {
+      return must("neighbors that a function reduces", "be 8, or 16 columns of one product", x.neighbors);
     }
     if (!f.is_beside(i)) continue;
     if (i == 0 || f.result(i - 1).form != Function::Form::kWhole || x.bytes != f.result(i - 1).bytes) {
@@ -175,19 +175,19 @@ int64_t Function::num_more_arrays() const {
   return num;
 }
 
-int64_t Function::most_neighbours() const {
+int64_t Function::most_neighbors() const {
   int64_t most = 1;
-  for (int64_t i = 0; i < num_results(); ++i) most = std::max(most, result(i).neighbours);
+  for (int64_t i = 0; i < num_results(); ++i) most = std::max(most, result(i).neighbors);
   return most;
 }
 
 int64_t Function::array_rows(int64_t i, int64_t m) const {
-  return i < num_results() && result(i).form == Form::kOverRows ? ceil_div(m, result(i).neighbours) : m;
+  return i < num_results() && result(i).form == Form::kOverRows ? ceil_div(m, result(i).neighbors) : m;
 }
 
 int64_t Function::array_columns(int64_t i, int64_t n) const {
   const bool is_reduced = i < num_results() && result(i).form == Form::kOverColumns;
-  return is_reduced ? ceil_div(n, result(i).neighbours) : row_length(i, n);
+  return is_reduced ? ceil_div(n, result(i).neighbors) : row_length(i, n);
 }
 
 std::string check_function_buffers(const Function& f, const FunctionExtents& extents, bool has_elements,

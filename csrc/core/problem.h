@@ -95,14 +95,14 @@ struct Function {
   };
   static constexpr int64_t kIndexFields = 3;
   // A result, of which the first is D: an element for each of the product, or a reduction of these over so many
-  // neighbouring columns or rows, from a multiple of that on: (batch, m, n / neighbours) or (batch, m / neighbours, n),
+  // neighboring columns or rows, from a multiple of that on: (batch, m, n / neighbors) or (batch, m / neighbors, n),
   // rounded up. Or it has no array of its own but lies beside the result before it, each of whose rows of n is followed
   // by one of this: rows of 2n.
   enum class Form : int64_t { kWhole, kOverColumns, kOverRows, kBeside };
   struct Result {
     int64_t bytes;  // of an element
     Form form;
-    int64_t neighbours;  // 8 or, of columns, 16; 1 where it is not reduced
+    int64_t neighbors;  // 8 or, of columns, 16; 1 where it is not reduced
 
     bool is_reduced() const { return form == Form::kOverColumns || form == Form::kOverRows; }
   };
@@ -139,7 +139,7 @@ struct Function {
   // Arrays of results after D.
   int64_t num_more_arrays() const;
   // That are one in any of the results.
-  int64_t most_neighbours() const;
+  int64_t most_neighbors() const;
   // One more than the largest that is read.
   int64_t num_operands() const;
 };

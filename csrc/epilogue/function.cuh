@@ -6,7 +6,7 @@
 //   kIsGated                       whether it takes two accumulators, gate and up
 //   kStoresRows                    whether its first result, D, is whole and of a type that kernels store by rows
 //   kMostReads, kNumResults        how many reads there are, or 1, and results
-//   kMostNeighbours                how many elements are reduced to one in any result; 1: none is reduced
+//   kMostNeighbors                how many elements are reduced to one in any result; 1: none is reduced
 //   kWork                          how many instructions the code of an element has
 //   whole_level(dim)               the level that is all of dimension `dim`, or -1; see Index below
 //   bytes(along)                   of an element of all reads along this, together
@@ -16,7 +16,7 @@
 //   run(sum[, up], element, at)    calls element.read<i, T, along>(), and element.write<i, T>(y) with result
 //                                  i, which that rounds to T
 //   store(tile)                    calls tile.store<i, T>() for each result, or, for one that is reduced,
-//                                  tile.reduce<i, T, Value, kind, over, neighbours>(), Value being what T is
+//                                  tile.reduce<i, T, Value, kind, over, neighbors>(), Value being what T is
 //                                  computed with
 //
 // where `tile` is a FunctionTile below: the elements that a thread has of a few groups of eight columns.
@@ -109,7 +109,7 @@ struct alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) PackOf {
   T x[kCount];
 };
 
-// Four words of each of four neighbouring threads: word i of thread j becomes word j of thread i.
+// Four words of each of four neighboring threads: word i of thread j becomes word j of thread i.
 template <typename Word>
 __device__ __forceinline__ void transpose_four(Word (&words)[4], int lane) {
 #pragma unroll
@@ -168,7 +168,7 @@ inline constexpr bool kIsVector = along != Along::kBoth && sizeof(T) <= 4;
 
 // What is read of scalars and of vectors, for all of a warp's elements of a tile that is inside the product, before the
 // accumulators are complete: loads would have to wait for those of the next tile's operands afterwards. Of what varies
-// across, two neighbours in every 64 are a thread's. kBlocks: times 64 lines.
+// across, two neighbors in every 64 are a thread's. kBlocks: times 64 lines.
 template <typename F, bool kSwapped, int kBlocks, int kGroups>
 class FunctionVectors {
  public:
@@ -187,7 +187,7 @@ class FunctionVectors {
   __device__ __forceinline__ uint64_t on_line(int block, int half) const {
     return lines_[i][block][half];
   }
-  // Two neighbours of group number `group`.
+  // Two neighbors of group number `group`.
   template <int i, typename T>
   __device__ __forceinline__ Two<T> across(int group, int lane) const {
     const auto held = static_cast<Word<T>>(pairs_[i][group / 8]);
@@ -253,7 +253,7 @@ struct LoadedPart {
 
   const Vectors& vectors;
   const int block, first_group;
-  // pair<i, T>(column, half): two neighbours, of which the first is in this column after the part's first.
+  // pair<i, T>(column, half): two neighbors, of which the first is in this column after the part's first.
   const Matrices matrices;
 };
 struct NoMatrices {
@@ -266,7 +266,7 @@ struct NothingLoaded {
   static constexpr bool kHasVectors = false;
 };
 
-// A thread's elements of kGroups groups of eight columns and of kHalves rows that lie eight apart: two neighbours of a
+// A thread's elements of kGroups groups of eight columns and of kHalves rows that lie eight apart: two neighbors of a
 // row in each, the first in column lane % 4 * 2 of its group. Or, if kSwapped, the same with rows and columns
 // exchanged: `line` is along that of which there are halves, `across` along groups. kRows: D is stored by rows, by the
 // caller, who takes it from the accumulators. kWhole: all are inside the product, and unless kSwapped eight columns of
@@ -453,12 +453,12 @@ class FunctionTile {
     });
   }
 
-  // Stores what is left of a result: of eights across, which are two neighbours in each of four threads side by side,
+  // Stores what is left of a result: of eights across, which are two neighbors in each of four threads side by side,
   // or of eight lines, which are those of eight threads; or of two such eights together.
-  template <int i, typename T, typename Value, Reduction kind, Over over, int kNeighbours>
+  template <int i, typename T, typename Value, Reduction kind, Over over, int kNeighbors>
   __device__ __forceinline__ void reduce() {
     constexpr bool kAcrossGroups = (over == Over::kColumns) != kSwapped;
-    constexpr int kEights = kNeighbours / 8;
+    constexpr int kEights = kNeighbors / 8;
     static_assert(kEights == 1 || (kEights == 2 && (kAcrossGroups ? kGroups : kHalves) % 2 == 0), "a thread has both");
     const auto value = [&](int group, int half, int e) {
       // mutant: outside_is_reduced
@@ -472,7 +472,7 @@ class FunctionTile {
         Value values[kPlaces];
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
-          // mutant: one_of_two_neighbours
+          // mutant: one_of_two_neighbors
           const Value two = combine<kind>(value(group, half, 0), value(group, half, 1));
           Value& all = values[group / kEights];
           all = group % kEights == 0 ? two : combine<kind>(all, two);  // mutant: the_second_eight_alone
@@ -481,7 +481,7 @@ class FunctionTile {
         // Each is that of one thread; others have it, too, where there are fewer than threads.
         if (const int place = lane_ % 4; place < kPlaces) {
           // mutant: eights_beside_each_other
-          store_reduced<i, over, kNeighbours>(place * kEights, line_ + 8 * half, 0, values[0]);
+          store_reduced<i, over, kNeighbors>(place * kEights, line_ + 8 * half, 0, values[0]);
         }
       } else {
         Value values[2 * kGroups];
@@ -496,7 +496,7 @@ class FunctionTile {
         reduce_places<kind, 8, 4>(values, lane_);
         const int place = lane_ / 4;
         // mutant: wrong_place
-        store_reduced<i, over, kNeighbours>(place / 2, line_ - place + 8 * half, pair() + place % 2, values[0]);
+        store_reduced<i, over, kNeighbors>(place / 2, line_ - place + 8 * half, pair() + place % 2, values[0]);
       }
     }
   }
@@ -519,7 +519,7 @@ class FunctionTile {
   static constexpr bool kIsLoaded = Loaded::kHasVectors && kIsVector<T, along>;
   template <int i>
   static constexpr bool kIsMatrix = Loaded::Matrices::template kHas<i>;
-  // Whether two neighbours are held as one.
+  // Whether two neighbors are held as one.
   template <int i, typename T, Along along>
   static constexpr bool kInPairs = along == Along::kBoth ? kTogether<T> || kIsMatrix<i>
                                                          : kVariesAcross<along, kSwapped> && sizeof(T) <= 4 &&
@@ -546,16 +546,16 @@ class FunctionTile {
     if constexpr (!std::is_same_v<T, Value>) return elementwise::wide(x);
   }
 
-  // Stores what is left of neighbours, of which the first is on this line and so many after the first of a group, which
+  // Stores what is left of neighbors, of which the first is on this line and so many after the first of a group, which
   // may be that of no group.
-  template <int i, Over over, int kNeighbours, typename Value>
+  template <int i, Over over, int kNeighbors, typename Value>
   __device__ __forceinline__ void store_reduced(int group, int32_t line, int offset, Value value) const {
     if (group >= groups_) return;
     const int32_t across = across_ + 8 * group + offset;
     const int32_t m = kSwapped ? across : line, n = kSwapped ? line : across;
     if (!is_inside(m, n)) return;
     // Along each, how many are one.
-    constexpr int kAlongM = over == Over::kRows ? kNeighbours : 1, kAlongN = over == Over::kRows ? 1 : kNeighbours;
+    constexpr int kAlongM = over == Over::kRows ? kNeighbors : 1, kAlongN = over == Over::kRows ? 1 : kNeighbors;
     const int32_t rows = (params_.m + kAlongM - 1) / kAlongM, columns = (params_.n + kAlongN - 1) / kAlongN;
     const int64_t row = int64_t{batch_.idx} * rows + m / kAlongM;  // mutant: wrong_eight
     static_cast<Value*>(params_.results[i])[row * columns + n / kAlongN] = value;

@@ -25,7 +25,7 @@ __host__ __device__ constexpr int fragment_row(int group, int i) {
   return 0;
 }
 
-// The 16 rows of groups 2 * pair and 2 * pair + 1 are two runs of 8 neighbours. The first row of a run:
+// The 16 rows of groups 2 * pair and 2 * pair + 1 are two runs of 8 neighbors. The first row of a run:
 template <FragmentOrder kOrder>
 __host__ __device__ constexpr int run_row(int pair, int run) {
   if (kOrder == FragmentOrder::kQuads) return pair / 2 * 32 + pair % 2 * 8 + run * 16;

@@ -2,7 +2,7 @@
 //
 // Tiles are numbered over (batch, m, n) in one range, so that no CUDA grid limit on y or z
 // applies; every launcher keeps it below 2^31, and divisions of 32 bits are the short ones. Inside a batch entry, tiles
-// run down `kGroupM` rows before moving one column right: neighbouring blocks then share both an A row panel and a B
+// run down `kGroupM` rows before moving one column right: neighboring blocks then share both an A row panel and a B
 // column panel in L2.
 #pragma once
 

@@ -8,7 +8,7 @@
 namespace tcgemm {
 
 // In units of what a cluster computes at once. Inside a batch entry, the walk takes the tiles of a group along the
-// longer side of D before it moves one on along the shorter, every other group backwards: neighbours in time share
+// longer side of D before it moves one on along the shorter, every other group backwards: neighbors in time share
 // both operands' panels in L2.
 struct PersistentGrid {
   static constexpr int32_t kLargest = 0x7fffffff;

@@ -32,7 +32,7 @@ struct TilePlace {
 };
 
 // Walks the segments of the tokens: those before the first group, each group, and the rest. Counter says
-// how many tiles a segment has: num_tiles(is_group, tokens). A lane holds one of 32 neighbouring segments; tile numbers
+// how many tiles a segment has: num_tiles(is_group, tokens). A lane holds one of 32 neighboring segments; tile numbers
 // only grow, so the window only moves on.
 template <typename Counter>
 class SegmentWalk {

@@ -1,7 +1,7 @@
 // The squares on and below the diagonal of a matrix that is its own transpose, walked as a rectangle.
 //
 // Row i of the rectangle is row side - 1 - i of the triangle and then, as long as what is missing, row i, or row i - 1
-// where `side` is odd. Rows that are neighbours in the rectangle are neighbours in the triangle.
+// where `side` is odd. Rows that are neighbors in the rectangle are neighbors in the triangle.
 #pragma once
 
 #include <cstdint>

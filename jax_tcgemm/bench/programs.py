@@ -1,7 +1,7 @@
 """Products inside programs, beside plain JAX: small models, and single products in a loop.
 
 A product alone shows what it computes in. Inside a program a custom call also costs about a
-microsecond where XLA would inline the product, what XLA no longer fuses with its neighbours, and
+microsecond where XLA would inline the product, what XLA no longer fuses with its neighbors, and
 what it no longer hoists out of the loop, such as a conversion of the weights. So both are loops in
 which every step needs the one before, on a CPU without JAX's asynchronous dispatch, which runs a
 program that is one custom call otherwise than one that is not.

@@ -99,7 +99,7 @@ def load_digits() -> Digits:
 
 
 def init_params(key: jax.Array) -> list[dict[str, jax.Array]]:
-    """He-initialised weights and zero biases of every layer."""
+    """He-initialized weights and zero biases of every layer."""
     keys = jax.random.split(key, len(LAYER_SIZES) - 1)
     return [
         {

@@ -231,7 +231,7 @@ def _unless_identity(order):
 
 
 def _collapse(dims) -> list[tuple[int, int, int]]:
-    """Merges neighbours (extent, lhs stride, rhs stride) that one stride in each operand spans."""
+    """Merges neighbors (extent, lhs stride, rhs stride) that one stride in each operand spans."""
     levels = []
     for extent, lhs, rhs in dims:
         if extent <= 1:

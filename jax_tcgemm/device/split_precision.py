@@ -36,7 +36,7 @@ class Layout(NamedTuple):
     """A product of terms: what of it is said to `fold`, and where its result is complex.
 
     `stored` has the extents of the arrays that hold the operands, whose last dimension is filled
-    up by zeros so that rows are of whole 16 bytes. A contracted one is that long in the product,
+    up by zeros so that rows are 16-byte aligned. A contracted one is that long in the product,
     too, and so is one of the right operand of complex numbers, whose result is cut.
     """
 

@@ -83,7 +83,7 @@ class _Flow:
             if side == _BEFORE and self._is_source(x):
                 self._send(node, came_from)
                 return True
-            for following in self._neighbours(node):
+            for following in self._neighbors(node):
                 if following not in came_from:
                     came_from[following] = node
                     queue.append(following)
@@ -94,7 +94,7 @@ class _Flow:
         seen = {(x, _AFTER) for x in wanted}
         queue = collections.deque(seen)
         while queue:
-            for following in self._neighbours(queue.popleft()):
+            for following in self._neighbors(queue.popleft()):
                 if following not in seen:
                     seen.add(following)
                     queue.append(following)
@@ -103,7 +103,7 @@ class _Flow:
     def _is_source(self, x: core.Var) -> bool:
         return self._producer.get(x) not in self._equations
 
-    def _neighbours(self, node):
+    def _neighbors(self, node):
         x, side = node
         if side == _AFTER:
             if self._through[x] < self._cost(x):

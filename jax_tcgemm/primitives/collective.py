@@ -93,11 +93,11 @@ class How:
         return lax.axis_size(self.axis_name)
 
     def gathered_chunks(self) -> int:
-        """Return the chunks of a shard that is gathered: while it moves, the own one is multiplied."""
+        """Number of chunks of a shard to gather; meanwhile, the own one is multiplied."""
         return self.chunks or 1
 
     def scattered_chunks(self, rows: int) -> int:
-        """Return the chunks of `rows` rows that are scattered: one moves while the next one is multiplied."""
+        """Number of chunks of `rows` rows to scatter; one moves during the next product."""
         return self.chunks or (1 if rows % 2 else 2)
 
 

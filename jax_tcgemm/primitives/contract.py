@@ -103,7 +103,7 @@ def _batch(axis_data, args, dims, *, modes, result, out_sharding, **params):
         operand if dim is None else (*operand[:dim], new, *operand[dim:])
         for operand, dim in zip(modes, dims[:2], strict=True)
     )
-    # Next to its neighbour in memory, where both may fold into one extent; in front otherwise.
+    # Next to its neighbor in memory, where both may fold into one extent; in front otherwise.
     operand, dim = next((m, d) for m, d in zip(modes, dims[:2], strict=True) if d is not None)
     after, before = operand[dim + 1 : dim + 2], operand[max(dim - 1, 0) : dim]
     if after and after[0] in result:
@@ -225,7 +225,7 @@ def product_of(*types_and_params) -> tensor.Request:
 
 
 def division_of(*avals_and_params) -> partitioning.Division:
-    """How a call may be divided over devices: along every mode. C is added after the sum."""
+    """How a call may be sharded over devices: along every mode. C is added after the sum."""
     *operands, params = avals_and_params
     params = params | {"out_sharding": None}
     result = tuple(f"mode{mode}" for mode in params["result"])

@@ -151,15 +151,15 @@ def batched_numbers(ndims, dims, dimension_numbers, permutation):
     lhs_axes, rhs_axes = _natural_axes(lhs_ndim, rhs_ndim, new_numbers)
     if lhs_dim is not None:
         own, mapped = lhs_axes, lhs_dim
-        neighbours = lhs_batch if rhs_dim is not None else own
+        neighbors = lhs_batch if rhs_dim is not None else own
     else:
-        own, mapped, neighbours = rhs_axes, rhs_dim, rhs_axes
+        own, mapped, neighbors = rhs_axes, rhs_dim, rhs_axes
     new_axis = own[mapped]
-    # Next to its neighbour in memory, where both may fold into one extent; in front otherwise.
+    # Next to its neighbor in memory, where both may fold into one extent; in front otherwise.
     order = [axis + (axis >= new_axis) for axis in permutation]
-    if mapped + 1 in neighbours:
+    if mapped + 1 in neighbors:
         position = order.index(own[mapped + 1])
-    elif mapped - 1 in neighbours:
+    elif mapped - 1 in neighbors:
         position = order.index(own[mapped - 1]) + 1
     else:
         position = 0
@@ -343,7 +343,7 @@ def names_of(lhs_ndim: int, rhs_ndim: int, dimension_numbers, permutation):
 
 
 def division_of(lhs, rhs, params) -> partitioning.Division:
-    """How a call may be divided over devices: along every dimension."""
+    """How a call may be sharded over devices: along every dimension."""
     layout = params["dimension_numbers"], params["permutation"]
     of_lhs, of_rhs, names = names_of(lhs.ndim, rhs.ndim, *layout)
     return partitioning.Division(

@@ -124,7 +124,7 @@ def product_of(*types_and_params) -> tensor.Request:
 
 
 def division_of(*avals_and_params) -> partitioning.Division:
-    """How a call may be divided over devices: along every mode."""
+    """How a call may be sharded over devices: along every mode."""
     *_, params = avals_and_params
     return partitioning.Division(
         operands=tuple(tuple(f"mode{mode}" for mode in modes) for modes in params["modes"]),

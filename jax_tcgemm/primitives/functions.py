@@ -68,7 +68,7 @@ def define_lowering(
     reading: Reading | None = None,
     unfused_on_gpu: Callable | None = None,
 ) -> None:
-    """Gives such a primitive its lowering: divided over devices, as one call, or unfused.
+    """Gives such a primitive its lowering: sharded over devices, as one call, or unfused.
 
     Args:
       primitive: the primitive.

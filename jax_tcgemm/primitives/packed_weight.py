@@ -131,7 +131,7 @@ def product_of(values, *others_and_params) -> request.Request:
 
 
 def division_of(*arrays_and_params) -> partitioning.Division:
-    """How a call may be divided over devices: along stacked weights and tiles of columns."""
+    """How a call may be sharded over devices: along stacked weights and tiles of columns."""
     *arrays, params = arrays_and_params
     names = division_of_weight(arrays)
     return partitioning.Division(

@@ -121,7 +121,7 @@ def _problem(x, params) -> QuantizeProblem | str:
 
 
 def division_of(x, *given_and_params) -> partitioning.Division:
-    """How a call may be divided over devices: along what has scales of its own."""
+    """How a call may be sharded over devices: along what has scales of its own."""
     *given, params = given_and_params
     leading = tuple(f"entry{axis}" for axis in range(x.ndim - 2))
     names = (*leading, "row", "column")
@@ -152,7 +152,7 @@ def division_of(x, *given_and_params) -> partitioning.Division:
 
 
 def obstacle_to_division(x, *given_and_params) -> str:
-    """Why a call that is divided over devices is XLA's; "" where it need not be."""
+    """Why a call that is sharded over devices is XLA's; "" where it need not be."""
     division = division_of(x, *given_and_params)
     if {"row", "column"} <= set(division.whole):
         return "devices would need the whole array, of whose blocks XLA divides"

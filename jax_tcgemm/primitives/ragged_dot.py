@@ -318,7 +318,7 @@ def product_of(*avals_and_params) -> grouped.Product:
 
 
 def division_of(*avals_and_params) -> partitioning.Division:
-    """How a call may be divided over devices."""
+    """How a call may be sharded over devices."""
     *args, params = avals_and_params
     operands = {name: x for name, x in vars(Operands.of(args, params)).items() if x is not None}
     return ragged_division.division_of(ragged_dot, operands, params)

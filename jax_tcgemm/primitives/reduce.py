@@ -137,7 +137,7 @@ def product_of(*types_and_params) -> tensor.Request:
 
 
 def division_of(*avals_and_params) -> partitioning.Division:
-    """How a call may be divided over devices: along the modes that stay, and of a sum along all."""
+    """How a call may be sharded over devices: along the modes that stay, and of a sum along all."""
     *operands, params = avals_and_params
     modes = tuple(f"mode{mode}" for mode in params["modes"])
     result = tuple(f"mode{mode}" for mode in params["result"])

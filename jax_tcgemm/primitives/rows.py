@@ -257,7 +257,7 @@ def product_of(a, *others_and_params) -> request.Request:
 
 
 def division_of(*avals_and_params) -> partitioning.Division:
-    """How a call may be divided over devices: along its columns, and products along their pairs."""
+    """How a call may be sharded over devices: along its columns, and products along their pairs."""
     *_, params = avals_and_params
     if params["form"] == "sums":
         weights = (("pair",),) * params["weighted"]

@@ -89,19 +89,19 @@ class Result:
         own, whose rows alternate with the rows of the result before it.
       kind: reduction "sum", "max" or "min"; "" for none.
       dimensions: dimensions of the function's result that XLA finally reduces.
-      neighbours: number of adjacent elements that the kernel reduces to one; 1 without reduction.
+      neighbors: number of adjacent elements that the kernel reduces to one; 1 without reduction.
     """
 
     dtype: np.dtype
     over: str = ""
     kind: str = ""
     dimensions: tuple[int, ...] = ()
-    neighbours: int = 1
+    neighbors: int = 1
 
     def shape(self, batch: int, m: int, n: int) -> tuple[int, int, int]:
         """Return the shape that the kernel gives for a product of shape (batch, m, n)."""
-        along_m = self.neighbours if self.over == "rows" else 1
-        along_n = self.neighbours if self.over == "columns" else 1
+        along_m = self.neighbors if self.over == "rows" else 1
+        along_n = self.neighbors if self.over == "columns" else 1
         return batch, -(-m // along_m), -(-n // along_n)
 
 
@@ -199,7 +199,7 @@ class Function:
         indices = [n for x in self.indices for n in (x.level, x.divisor, x.extent)]
         forms = ("", "columns", "rows", "beside")
         results = [
-            n for x in self.results for n in (x.dtype.itemsize, forms.index(x.over), x.neighbours)
+            n for x in self.results for n in (x.dtype.itemsize, forms.index(x.over), x.neighbors)
         ]
         return {
             "function": self.name,
@@ -263,8 +263,8 @@ def make_function(
     """
     order = _order_of_results(source, over)
     columns = _COLUMNS if len(source.accumulators) == 1 else _GATED_COLUMNS
-    neighbours = {"columns": columns, "rows": _ROWS_REDUCED}
-    results = tuple(_result(source.results[i], over[i], neighbours.get(over[i], 1)) for i in order)
+    neighbors = {"columns": columns, "rows": _ROWS_REDUCED}
+    results = tuple(_result(source.results[i], over[i], neighbors.get(over[i], 1)) for i in order)
     cost = _cost(source)
     body = _struct(source, order, strides, indices, results, cost.size)
     name = "Function_" + hashlib.sha256((source.struct + body).encode()).hexdigest()[:16]
@@ -277,12 +277,12 @@ def make_function(
     return Function(name, definitions, tuple(reads), indices, order, results, cost)
 
 
-def _result(x, over: str, neighbours: int) -> Result:
+def _result(x, over: str, neighbors: int) -> Result:
     if x.reduction is None:
         return Result(x.dtype, over)
     # Narrow dtypes are reduced in float32, in which they are computed.
     dtype = np.dtype(np.float32) if is_narrow(x.dtype) else x.dtype
-    return Result(dtype, over, x.reduction.kind, x.reduction.dimensions, neighbours)
+    return Result(dtype, over, x.reduction.kind, x.reduction.dimensions, neighbors)
 
 
 def _alike(**sizes: int) -> dict[str, Cost]:
@@ -367,7 +367,7 @@ def _struct(source, order, strides, indices, placed, size: int) -> str:
         f"  using Sum = {computed(source.accumulators[0])};\n"
         f"  static constexpr bool kIsGated = {str(len(sums) == 2).lower()};\n"
         f"  static constexpr int kMostReads = {max(len(reads), 1)}, kNumResults = {len(results)};\n"
-        f"  static constexpr int kMostNeighbours = {max(x.neighbours for x in placed)};\n"
+        f"  static constexpr int kMostNeighbors = {max(x.neighbors for x in placed)};\n"
         f"  static constexpr int kBoxedBytes = {sum(boxed_bytes)}, kWork = {size};\n"
         f"  static constexpr bool kStoresRows = {str(_stores_rows(source, order[0])).lower()};\n"
         + function(f"{inline} constexpr int whole_level(int dim)", f"{whole}    return -1;\n")
@@ -397,4 +397,4 @@ def _stored(slot: int, x, placed: Result) -> str:
     kind = f"epilogue::Reduction::k{x.reduction.kind.capitalize()}"
     types = f"{slot}, {STORED[x.dtype]}, {computed(x.dtype)}"
     over = f"epilogue::Over::k{placed.over.capitalize()}"
-    return f"tile.template reduce<{types}, {kind}, {over}, {placed.neighbours}>()"
+    return f"tile.template reduce<{types}, {kind}, {over}, {placed.neighbors}>()"

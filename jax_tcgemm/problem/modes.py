@@ -85,7 +85,7 @@ def _check_array(op, name, term, shape):
     if len(term) > MAX_MODES or len(shape) > MAX_MODES:
         raise ValueError(
             f"{op}: {name} must have at most {MAX_MODES} modes, got {name}.ndim={len(shape)}; "
-            "reshape neighbouring modes into one"
+            "reshape neighboring modes into one"
         )
     if len(term) != len(shape):
         raise ValueError(

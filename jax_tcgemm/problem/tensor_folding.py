@@ -102,7 +102,7 @@ def fold_reduction(operation: Operation) -> Reduction | str:
     first, last = reduced[0], reduced[-1]
     inside = [m for m in modes[first : last + 1] if m in result and operation.extents[m] != 1]
     if inside:
-        return "the reduced modes are not neighbours"
+        return "the reduced modes are not neighbors"
     sizes = [operation.extents[mode] for mode in modes]
     return Reduction(
         math.prod(sizes[:first]), math.prod(sizes[first : last + 1]), math.prod(sizes[last + 1 :])

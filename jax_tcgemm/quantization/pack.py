@@ -230,7 +230,7 @@ def stack_packed(weights, axis: int = 0) -> PackedWeight:
     for i, w in enumerate(weights):
         if w.order is not None:
             raise ValueError(
-                f"{op}: weights must have groups of neighbours, got weights[{i}] packed with "
+                f"{op}: weights must have groups of neighbors, got weights[{i}] packed with "
                 "g_idx; dequantize it"
             )
         kinds = [(x.format, x.shape) for x in (first, w)]
@@ -348,7 +348,7 @@ def _order(op: str, g_idx, form: PackedFormat) -> jax.Array:
     if not jnp.issubdtype(g_idx.dtype, jnp.integer) or g_idx.shape != (form.k,):
         raise ValueError(
             f"{op}: g_idx must be an integer for each of {form.k} rows, got g_idx of {g_idx.dtype} "
-            f"and shape {g_idx.shape}; None has groups of neighbours"
+            f"and shape {g_idx.shape}; None has groups of neighbors"
         )
     if not _holds(_are_even, g_idx, form.groups, form.group_size):
         raise ValueError(

@@ -229,7 +229,7 @@ def considered_alike(
     if implementation != "wgmma":
         return considered(implementation, (config,), problem, device)
     function = problem.function
-    reduces = function is not None and any(x.neighbours > 1 for x in function.results)
+    reduces = function is not None and any(x.neighbors > 1 for x in function.results)
     found = considered(implementation, configs_of(implementation, problem.kind), problem, device)
     own = order_of_sums(config, reduces)
     return tuple(c for c in found if order_of_sums(c.config, reduces) == own)

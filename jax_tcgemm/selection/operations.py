@@ -70,7 +70,7 @@ def select_operation(
     elif obstacle:
         name, why = XLA, obstacle
     elif operation.kind != "contract":
-        name, why = XLA, "XLA moves memory as fast, and fuses with its neighbours"
+        name, why = XLA, "XLA moves memory as fast, and fuses with its neighbors"
     else:
         name, why = _of_contraction(operation, product, device, considered)
     config, workspace_bytes, kernels = XLA_CONFIG, 0, ()

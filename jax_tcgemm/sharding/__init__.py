@@ -1,1 +1,1 @@
-"""How operands and results are divided over devices, and what one device has to do then."""
+"""How operands and results are sharded over devices, and what one device has to do then."""

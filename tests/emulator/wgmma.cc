@@ -105,7 +105,7 @@ void multiply(const Block& block, const Multiplication& x) {
   static float a[kMaxK * kMaxN], b[kMaxK * kMaxN], sums[kMaxN];
   read_operand(block, shape.b, shape.desc_b, shape.trans_b, shape.n, b);
   if (shape.a_in_registers) {
-    // A register has neighbours along K.
+    // A register has neighbors along K.
     const int bytes = bytes_of(shape.a), run = 4 / bytes;
     for (int thread = 0; thread < 128; ++thread) {
       for (int i = 0; i < 4; ++i) {

@@ -201,5 +201,5 @@ def test_training_blocks(recipe, hidden):
         expected = jax.jit(step)(*map(np.asarray, (x, up, down, g)))
     for a, b in zip(map(np.asarray, got), map(np.asarray, expected), strict=True):
         # Sums of a tensor core are off by some 1e-4 of |A| |B|, at which some of the hidden layer
-        # are rounded to a neighbour in 8 bits, which is an eighth away.
+        # are rounded to a neighbor in 8 bits, which is an eighth away.
         assert np.linalg.norm(a - b) < 2e-2 * np.linalg.norm(b)

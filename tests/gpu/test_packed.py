@@ -155,7 +155,7 @@ def test_rows_of_8_bits(case):
 
 
 def test_controls_of_rows_of_8_bits_fail():
-    """Swapped nibbles, a scale that is a group off, neighbours of x exchanged, scales of rows."""
+    """Swapped nibbles, a scale that is a group off, neighbors of x exchanged, scales of rows."""
     case = Case(70, 256, 1024, x="f8e4m3fn")
     w, x = case.weight, case.lhs
     pairs = x.qvalue.reshape(70, -1, 2)[:, :, ::-1].reshape(x.shape)

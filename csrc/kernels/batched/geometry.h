@@ -38,7 +38,7 @@ struct Stored {
 // Paddings of an array, as a template argument.
 inline constexpr int kNoPads = 0, kRowPads = 1, kMatrixPads = 2;
 
-// What threads multiply along M or N: neighbouring threads have neighbouring vectors, and each has every so many.
+// What threads multiply along M or N: neighboring threads have neighboring vectors, and each has every so many.
 struct Side {
   int size, threads, vector;
 
@@ -53,7 +53,7 @@ struct Tiling {
   int m, n, k;
   bool a_transposed, b_transposed;
   int in_bytes, out_bytes;
-  int lanes;     // neighbouring threads that have different matrices
+  int lanes;     // neighboring threads that have different matrices
   int matrices;  // of a group, at most
   int m_threads, m_vector, n_threads, n_vector;
   int a_pads, b_pads, d_pads;

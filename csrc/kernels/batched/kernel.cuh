@@ -1,7 +1,7 @@
 // D[b] = op(A[b]) op(B[b]) for batches of tiny matrices, packed one after the other. Bound by memory: everything is
 // read and written once, 16 bytes at a time.
 //
-// A block has groups of matrices, whose bytes are neighbours in each array. While it multiplies one group, the next one
+// A block has groups of matrices, whose bytes are neighbors in each array. While it multiplies one group, the next one
 // is on its way to the other of two stages in shared memory (cp.async). A thread has a small tile of one matrix in
 // registers; sizes are template arguments, so that its loops unroll. D goes through shared memory, too, so that it is
 // written in whole chunks.
@@ -45,7 +45,7 @@ struct Config {
                                   sizeof(Out), kLanes, kMatrices, kMThreads,    kMVector,     kNThreads,
                                   kNVector,    kAPads, kBPads,    kDPads,       kBlocks};
   static_assert(kMatrices % kTiling.alignment() == 0, "groups must begin on 16 bytes");
-  static_assert(kMatrices % kLanes == 0, "neighbouring lanes must have a matrix each");
+  static_assert(kMatrices % kLanes == 0, "neighboring lanes must have a matrix each");
   static_assert(kM % kMVector == 0 && kN % kNVector == 0, "a side must be of whole vectors");
 };
 
@@ -127,7 +127,7 @@ class Fragment {
   using Acc = typename Config::Acc;
   static constexpr Side kSide = Operand::kSide;
   static constexpr int kStride = Operand::kStored.row_stride();
-  static constexpr int kAcross = Operand::kAlongK ? kStride : 1;  // between neighbours along M or N
+  static constexpr int kAcross = Operand::kAlongK ? kStride : 1;  // between neighbors along M or N
   static constexpr int kVectors = kSide.vectors_per_thread(), kStep = Config::kTiling.k_step();
 
   Acc values[kSide.per_thread()][kStep];

@@ -35,7 +35,7 @@ __device__ __forceinline__ uint4 load_cut_chunk(const char* address, const char*
 }
 
 // Copies rows that start anywhere to rows that start on 16-byte boundaries: aligned loads, the bytes
-// of two neighbours shifted together, aligned stores. What a row's last chunk holds past the row is
+// of two neighbors shifted together, aligned stores. What a row's last chunk holds past the row is
 // whatever follows it in the source: the tensor map ends at the row's last element.
 template <typename T>
 __device__ __forceinline__ void pad_segment(const Part& part, int32_t block_idx) {
@@ -98,7 +98,7 @@ __device__ __forceinline__ void transpose_tile(const Part& part, int32_t block_i
   constexpr int kRowsAtOnce = kThreads / kTile, kSteps = kTile / kRowsAtOnce;
   __shared__ T tile[kTile][kTile + 1];
   const int x = threadIdx.x % kTile, y = threadIdx.x / kTile;
-  // Down the rows first: neighbouring blocks then read neighbouring parts of the source's rows.
+  // Down the rows first: neighboring blocks then read neighboring parts of the source's rows.
   const int32_t tile_c = part.tiles_r.divide(block_idx), batch_idx = part.tiles_c.divide(tile_c);
   const int64_t row0 = (block_idx - tile_c * ((job.rows + kTile - 1) / kTile)) * kTile;
   const int64_t column0 = (tile_c - batch_idx * ((job.columns + kTile - 1) / kTile)) * kTile;

@@ -28,7 +28,7 @@ inline constexpr int kSteps = 4;
 // Side of the square that a block transposes.
 inline constexpr int kTile = 64;
 
-// Rows of 16-byte chunks, cut into segments of equal size. A power of two of neighbouring lanes takes
+// Rows of 16-byte chunks, cut into segments of equal size. A power of two of neighboring lanes takes
 // a segment, at most a whole warp, so that short rows leave few lanes idle.
 struct RowWalk {
   int32_t chunks, segments;  // in a row

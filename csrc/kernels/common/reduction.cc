@@ -58,7 +58,7 @@ const KernelReference& reference_to(DType in, bool is_rows, int count) {
   });
 }
 
-// What neighbouring elements of a load are rows of.
+// What neighboring elements of a load are rows of.
 int64_t row_elements(const Pass& pass) { return pass.inner == 1 ? pass.reduced : pass.inner; }
 
 Status launch_pass(DType in_type, Pass pass, const void* in, void* out, const Device& device, cudaStream_t stream) {

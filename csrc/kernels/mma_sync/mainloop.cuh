@@ -39,7 +39,7 @@ __device__ __forceinline__ void multiply_step(typename Traits::Accumulators& acc
         }
         num_prepared = pair + 1;
       }
-      // Serpentine: neighbouring instructions share a register operand.
+      // Serpentine: neighboring instructions share a register operand.
       const int j = i % 2 == 0 ? step : Traits::kMmasN - 1 - step;
       Traits::Instruction::multiply_add(accumulators[i][j], a_registers, b[j]);
     }

@@ -139,7 +139,7 @@ __device__ __forceinline__ void store_rows(const Params& params, const Functor& 
   }
 }
 
-// Stores the staged rows into D's transpose, whose rows are the staged columns: kCount neighbours of the 16 in a column
+// Stores the staged rows into D's transpose, whose rows are the staged columns: kCount neighbors of the 16 in a column
 // at a time. Where D is its own transpose, so is C, whose elements are read from where they are stored.
 template <typename Traits, typename Out, int kCount, typename Functor>
 __device__ __forceinline__ void store_columns(const Params& params, const Functor& functor, uint32_t staging,
@@ -147,7 +147,7 @@ __device__ __forceinline__ void store_columns(const Params& params, const Functo
   using Partial = typename Traits::Partial;
   constexpr FragmentOrder kOrder = Traits::A::kOrder;
   constexpr int kVectorsPerColumn = 16 / kCount, kColumnsAtOnce = 32 / kVectorsPerColumn;
-  static_assert(kCount <= 8, "neighbouring rows come in runs of 8");
+  static_assert(kCount <= 8, "neighboring rows come in runs of 8");
   static_assert(Traits::Config::kWarpN % kColumnsAtOnce == 0, "columns are stored as many at once every time");
   const int lane = threadIdx.x % 32;
   const int run = lane % kVectorsPerColumn * kCount / 8, in_run = lane % kVectorsPerColumn * kCount % 8;
@@ -170,7 +170,7 @@ __device__ __forceinline__ void store_columns(const Params& params, const Functo
   }
 }
 
-// A function of the staged rows, 8 neighbours and 32 columns of them at a time, of which a thread has what
+// A function of the staged rows, 8 neighbors and 32 columns of them at a time, of which a thread has what
 // epilogue/function.cuh wants. It stores what it makes of them itself.
 template <typename Traits, typename F>
 __device__ __forceinline__ void store_rows_function(const epilogue::FunctionParams& params, uint32_t staging,

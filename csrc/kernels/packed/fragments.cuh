@@ -1,7 +1,7 @@
 // From bits of a packed weight to fragments of the instruction's A, in registers.
 //
 // A word has a step's eight integers: of the rows g and g + 8 of A (r = 0, 1), of both halves of its 16 columns
-// (h = 0, 1), two neighbours (e = 0, 1). The pair p = 2h + r is A's register p.
+// (h = 0, 1), two neighbors (e = 0, 1). The pair p = 2h + r is A's register p.
 //
 //   4 bits   pair p at bits 4p and 16 + 4p; of a table at bits 8p and 8p + 4
 //   8 bits   a word for each h: pair r at bits 8r and 16 + 8r
@@ -9,7 +9,7 @@
 // An unsigned integer u becomes a float without conversion: in the low bits of 128 (bf16) or 1024 (f16) it is
 // 128 + u, of which 128 + zero is subtracted, exactly.
 //
-// Beside x of 8-bit floats all of two words are the A of one instruction, whose K is 32: of four neighbours in memory
+// Beside x of 8-bit floats all of two words are the A of one instruction, whose K is 32: of four neighbors in memory
 // the second and third are exchanged, as order_kernel.cuh exchanges those of x. The number of an e4m3 is, up to 16,
 // what its bits count: units of 2^-9, to be multiplied away. So differences of 4 bits are converted by integers'
 // operations, of four at once.

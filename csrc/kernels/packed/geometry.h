@@ -9,7 +9,7 @@ namespace tcgemm::packed {
 
 inline constexpr int kTile = 16;         // columns: rows of the instruction's A
 inline constexpr int kChunkBytes = 512;  // what a warp loads at once: 16 bytes a lane
-inline constexpr int kBlockK = 32;       // rows of the weight of which a lane has eight neighbours
+inline constexpr int kBlockK = 32;       // rows of the weight of which a lane has eight neighbors
 inline constexpr int kUnitBytes = 16;    // what a thread of order_kernel.cuh writes
 inline constexpr int kOrderThreads = 256, kWeightThreads = 256;
 inline constexpr int kWarpK = 128;  // rows that a warp multiplies in a stage

@@ -1,4 +1,4 @@
-// X as wide_kernel.cuh wants it: k in the order of a packed weight (problem/packed_weight.py), by which two neighbours
+// X as wide_kernel.cuh wants it: k in the order of a packed weight (problem/packed_weight.py), by which two neighbors
 // move together inside of 32, and as many as fill chunks of 64, with zeros.
 //
 //   where the weight's  k = 32 b + 8 c + 4 s + 2 h + e  lies:  32 b + 16 s + 8 h + 2 c + e
@@ -17,13 +17,13 @@ namespace tcgemm::packed {
 template <int kSize>
 __global__ void __launch_bounds__(kOrderThreads)
     order_rows(const void* x, void* ordered, int32_t k, int32_t units, int32_t blocks_per_row) {
-  constexpr int kUnits = kBlockK * kSize / kUnitBytes, kWords = 8 * kSize / 4;  // of a block; of eight neighbours
+  constexpr int kUnits = kBlockK * kSize / kUnitBytes, kWords = 8 * kSize / 4;  // of a block; of eight neighbors
   ptx::start_dependents();
   const int32_t row = blockIdx.x / blocks_per_row;
   const int32_t unit = (blockIdx.x - row * blocks_per_row) * kOrderThreads + threadIdx.x;
   ptx::wait_for_previous();
   if (unit >= units) return;
-  // k is a multiple of eight, so that all eight neighbours of a lane are there or none.
+  // k is a multiple of eight, so that all eight neighbors of a lane are there or none.
   const int32_t first_k = unit / kUnits * kBlockK, word = unit % kUnits;
   const uint32_t* from = static_cast<const uint32_t*>(x) + (int64_t{row} * k + first_k) * kSize / 4 + word;
   uint32_t words[4];

@@ -182,7 +182,7 @@ class BlockSums {
   __device__ __forceinline__ void run_function(const Rows& rows, const epilogue::FunctionParams& params,
                                                const Work& work) const {
     constexpr bool kHasFewRows = kSums.rows <= 32;
-    constexpr int kMostColumns = !kHasFewRows ? 32 : Epilogue::Code::kMostNeighbours > 8 ? 16 : 8;
+    constexpr int kMostColumns = !kHasFewRows ? 32 : Epilogue::Code::kMostNeighbors > 8 ? 16 : 8;
     constexpr int kGroups = (kColumns < kMostColumns ? kColumns : kMostColumns) / 8;
     constexpr int kParts = kColumns / (8 * kGroups);
     static_assert(kColumns % (8 * kGroups) == 0, "warps cover a share");
@@ -225,7 +225,7 @@ class BlockSums {
     return shared_ + kSums.received_offset() + place * kSums.share_bytes() + vector * 16;
   }
 
-  // Adds neighbours in shared memory to what there is.
+  // Adds neighbors in shared memory to what there is.
   template <int kCount>
   static __device__ __forceinline__ void add(uint32_t address, float (&sums)[kCount]) {
     static_assert(kCount == 2 || kCount == 4, "a pair or a vector");
@@ -242,7 +242,7 @@ class BlockSums {
     for (int i = 0; i < kCount; ++i) sums[i] += values[i];
   }
 
-  // Neighbours of a row, from a column of the block on: of all of its warps.
+  // Neighbors of a row, from a column of the block on: of all of its warps.
   template <int kCount>
   __device__ __forceinline__ void add_warps(int row, int column, float (&sums)[kCount]) const {
 #pragma unroll

@@ -1,5 +1,5 @@
 // The weight of a packed problem as an array of n rows of k: what products with many rows multiply. Bound by memory: a
-// warp has a chunk, of which each lane has eight neighbours of k of two columns at a time, which it stores as 16 bytes.
+// warp has a chunk, of which each lane has eight neighbors of k of two columns at a time, which it stores as 16 bytes.
 #pragma once
 
 #include <cstdint>

@@ -64,7 +64,7 @@ __device__ __forceinline__ float scale_of(uint32_t largest) {
 // What elements are multiplied by. XLA's division is this one, so that bits are the same.
 __device__ __forceinline__ float inverse_of(float scale) { return ptx::div_full_f32(1.0f, scale); }
 
-// Neighbours of a row, as they lie in memory. kAligned: in whole vectors.
+// Neighbors of a row, as they lie in memory. kAligned: in whole vectors.
 template <typename X, bool kAligned>
 struct Vector {
   static constexpr int kWords = kVector * static_cast<int>(sizeof(X)) / 4;

@@ -1,8 +1,8 @@
 // The 8-bit values of an array and of its transpose, with scales of blocks or with given ones
 // (core/quantize_problem.h), from one reading of it. Bound by memory.
 //
-// A block has a tile of 128 x 128 elements, each of its threads 8 x 8 of them in registers: 8 neighbours of 8
-// neighbouring rows, of which 16 threads have all columns. So a row's largest magnitude is found by shuffles, and a
+// A block has a tile of 128 x 128 elements, each of its threads 8 x 8 of them in registers: 8 neighbors of 8
+// neighboring rows, of which 16 threads have all columns. So a row's largest magnitude is found by shuffles, and a
 // column's by one of them and, of the block's 8 warps, through shared memory. Both results are computed from
 // the registers; that of the transpose has 8 bytes of each column, which lie side by side in its row.
 //

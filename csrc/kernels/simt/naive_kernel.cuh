@@ -1,7 +1,7 @@
 // D[b,m,n] = epilogue(sum_k op(A)[b,m,k] * op(B)[b,k,n]) on CUDA cores, one thread an element.
 //
 // The first rung of the ladder: no shared memory, no reuse but what the caches give. Any layout,
-// any alignment, any strides. Neighbouring threads of a warp take neighbouring columns, so B (not
+// any alignment, any strides. Neighboring threads of a warp take neighboring columns, so B (not
 // transposed) and D are coalesced and A is broadcast.
 #pragma once
 

@@ -1,7 +1,7 @@
 // Splits an operand into terms (core/split_problem.h). Bound by memory: read once, each term written once for each
 // product that takes it.
 //
-// A thread has 16 bytes of a row of D, and writes them for every product: neighbours of a warp write whole lines.
+// A thread has 16 bytes of a row of D, and writes them for every product: neighbors of a warp write whole lines.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -69,7 +69,7 @@ struct Terms {
   // The vector's number i is now the upper bits of a float, or all of them.
   static __device__ __forceinline__ void put(uint32_t (&to)[4], int i, uint32_t bits) {
     if constexpr (sizeof(Out) == 2) {
-      to[i / 2] = i % 2 == 0 ? bits >> 16 : to[i / 2] | (bits & 0xFFFF0000u);  // mutant: neighbours_exchanged
+      to[i / 2] = i % 2 == 0 ? bits >> 16 : to[i / 2] | (bits & 0xFFFF0000u);  // mutant: neighbors_exchanged
     } else {
       to[i] = bits;
     }
@@ -87,7 +87,7 @@ struct Terms {
   }
 };
 
-// Neighbours of a row; zeros where `count` ends. Of numbers that are complex, re and im lie side by side.
+// Neighbors of a row; zeros where `count` ends. Of numbers that are complex, re and im lie side by side.
 template <int kCount, bool kAligned>
 __device__ __forceinline__ void load(float (&x)[kCount], const float* from, int32_t count) {
 #pragma unroll

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kThreads)
   static_assert(Tile::kTile == tile_extent(sizeof(T)) && Tile::kThreads == kThreads, "as it is launched");
   __shared__ Tile tile;
   int64_t index = blockIdx.x;
-  // Neighbouring blocks write neighbouring parts of the same lines of the output.
+  // Neighboring blocks write neighboring parts of the same lines of the output.
   const int tile_r_idx = static_cast<int>(index % t.tiles_r);
   index /= t.tiles_r;
   const int tile_c_idx = static_cast<int>(index % t.tiles_c);

@@ -33,7 +33,7 @@ struct Tiles {
 PersistentGrid make_grid(const Call& call, int64_t tile_n, int64_t tiles_m, int64_t tiles_n, bool may_overlap) {
   // Of elements that TMA loads and stores at their best, and of those that a function reduces to one.
   int64_t alignment = 8;
-  if (call.problem != nullptr) alignment = std::max(alignment, call.problem->epilogue.function.most_neighbours());
+  if (call.problem != nullptr) alignment = std::max(alignment, call.problem->epilogue.function.most_neighbors());
 
   const Shape& shape = call.geometry.shape;
   PersistentGrid grid = PersistentGrid::make(call.n > call.m, tiles_m, tiles_n, shape.tiles_along_longer(), call.batch,

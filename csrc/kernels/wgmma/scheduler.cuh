@@ -17,7 +17,7 @@ struct Work {
   bool is_below;          // of a symmetric D: below the squares on the diagonal
 };
 
-// Walks the tiles of one cluster, groups being so wide (Shape::tiles_along_longer) that neighbours on the chip share
+// Walks the tiles of one cluster, groups being so wide (Shape::tiles_along_longer) that neighbors on the chip share
 // panels or, where K is split, a split of K.
 template <typename Config, typename Epilogue>
 class TileWalk {

@@ -78,7 +78,7 @@ class OperandLoader {
     T values[kVector];
   };
 
-  // Neighbouring lanes take neighbouring outer indices, which are contiguous in global memory.
+  // Neighboring lanes take neighboring outer indices, which are contiguous in global memory.
   __device__ __forceinline__ void gather(T* shared) const {
 #pragma unroll 1
     for (int chunk = threadIdx.x; chunk < Tile::kChunks; chunk += kThreads) {
