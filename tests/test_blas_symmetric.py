@@ -228,7 +228,7 @@ def explained(f, *args):
 @pytest.mark.parametrize("trans", ["N", "T"])
 @pytest.mark.parametrize("routine", ROUTINES)
 def test_half_is_computed(routine, trans, batch, dtype, precision):
-    n, k = 1024, 512
+    n, k = 2048, 512
     a = jax.ShapeDtypeStruct((*batch, *((n, k) if trans == "N" else (k, n))), dtype)
     c = jax.ShapeDtypeStruct((n, n), dtype)
     f = functools.partial(getattr(blas, routine), trans=trans, precision=precision)
