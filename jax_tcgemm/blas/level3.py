@@ -263,8 +263,8 @@ def syr2k(
 
     The result has both triangles, as other JAX arrays do. If k <= n and the kernels compute half of
     a symmetric product of this dtype and precision (see `syrk`), the result is one symmetric
-    product, [op(A) op(B)] [op(B) op(A)]^T. On other devices, this product is computed in full.
-    Other results are op(A) op(B)^T plus its transpose.
+    product, [op(A) op(B)] [op(B) op(A)]^T. Where kernels of the device do not compute half, this
+    product is computed in full. Other results are op(A) op(B)^T plus its transpose.
 
     Args:
       a: matrix of shape (..., n, k), or (..., k, n) if op transposes A and B.

@@ -209,12 +209,13 @@ def test_syrk_and_syr2k(dtype, shape, trans, rng):
     eps = {2: 2**-8, 4: 2**-10}[jnp.dtype(dtype).itemsize]
     for f, arrays in ((syrk, [x]), (syr2k, [x, y])):
         (call,) = jax_tcgemm.explain(f, *arrays)
-        assert call.problem.symmetric == (k <= n or f is syrk)
+        is_half = call.problem.symmetric and call.implementation == "wgmma"
+        assert is_half or n < 2048
         poison((*batch, n, n), dtype)
         expected = rank_2k(x, arrays[-1], transpose) / (3 - len(arrays))
-        assert_near(f(*arrays), expected, eps)
+        assert_near(f(*arrays), expected, eps, is_exactly_symmetric=is_half or k > n)
         got = jax.jit(functools.partial(f, alpha=-0.5, beta=2))(*arrays, c)
-        # Unfused, the concatenated product is computed in full.
+        # A concatenated product whose epilogue is not fused is computed in full.
         assert_near(got, -0.5 * expected + 2 * wide_c, eps, is_exactly_symmetric=False)
 
 
