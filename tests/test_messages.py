@@ -91,6 +91,8 @@ CALLS = {
     "blas.gbmv": lambda x, **how: blas.gbmv(x[:, :1], VECTOR, kl=0, ku=0, **how),
     "blas.trsv": lambda x, **how: blas.trsv(X, x[0], **how),
     "blas.trsm": lambda x, **how: blas.trsm(X, x, **how),
+    "blas.syrk": lambda x, **how: blas.syrk(x, **how),
+    "blas.syr2k": lambda x, **how: blas.syr2k(x, X, **how),
     "blas.iamax": lambda x, **how: blas.iamax(x[0], **how),
     "blas.iamin": lambda x, **how: blas.iamin(x[0], **how),
     "blas.amax": lambda x, **how: blas.amax(x[0], **how),
@@ -118,6 +120,8 @@ NOT_DIFFERENTIABLE = ("blas.iamax", "blas.iamin")
 def _on_gpus_alone(op):
     """An implementation that cannot run here."""
     library = {"blas": "cublas", "tensor": "cutensor", "combine_rows": "simt"}
+    if op in ("blas.syrk", "blas.syr2k"):
+        return "wgmma"
     return library.get(op.partition(".")[0], "wgmma")
 
 
@@ -249,6 +253,8 @@ VALID = {
     "blas.from_band": (blas.from_band, {"band": BAND, "columns": 4, "kl": 1, "ku": 1}),
     "blas.trsv": (blas.trsv, {"a": SQUARE, "b": FOUR}),
     "blas.trsm": (blas.trsm, {"a": SQUARE, "b": SQUARE}),
+    "blas.syrk": (blas.syrk, {"a": SQUARE, "c": SQUARE}),
+    "blas.syr2k": (blas.syr2k, {"a": SQUARE, "b": SQUARE, "c": SQUARE}),
     **{
         f"blas.{name}": (getattr(blas, name), {"x": FOUR})
         for name in ("iamax", "iamin", "amax", "amin", "asum", "nrm2")

@@ -1,6 +1,8 @@
 """Products of an array and its own transpose: recognized when they are lowered."""
 
 import dataclasses
+import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 import jax_tcgemm
+from jax_tcgemm import tensor
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.selection import cost_model, devices, implementations, library_cost
 from jax_tcgemm.selection.devices import ASSUMED_GPU
@@ -67,6 +70,86 @@ def test_batches():
     (problem,) = problems(jax.vmap(SYMMETRIC["rows"]), STACK)
     assert problem.symmetric
     assert problem.batch == 3
+
+
+CONTRACTIONS = {
+    "rows": lambda x: tensor.einsum("ik,jk->ij", x, x),
+    "columns": lambda x: tensor.einsum("ki,kj->ij", x, x),
+    "exchanged": lambda x: tensor.einsum("ik,jk->ji", x, x),
+    "two summed": lambda x: tensor.einsum("ikl,jkl->ij", *[x.reshape(512, 64, 12)] * 2),
+    "two of rows": lambda x: tensor.einsum("ijk,lmk->ijlm", *[x.reshape(8, 64, 768)] * 2),
+    "scaled": lambda x: tensor.contract("ik,jk->ij", x, x, alpha=0.5),
+    "added to": lambda x: tensor.contract(
+        "ik,jk->ij", x, x, c=jnp.ones((512, 512), x.dtype), beta=1
+    ),
+    "forced": lambda x: tensor.einsum("ik,jk->ij", x, x, implementation="gemm"),
+    "three arrays": lambda x: tensor.einsum("ik,jk,->ij", x, x, jnp.ones((), x.dtype)),
+}
+OTHER_CONTRACTIONS = {
+    "square": lambda x: tensor.einsum("ik,kj->ij", x[:, :512], x[:, :512]),
+    "two arrays": lambda x: tensor.einsum("ik,jk->ij", x, 2 * x),
+    "small": lambda x: tensor.einsum("ik,jk->ij", x[:128], x[:128]),
+    "permuted rows": lambda x: tensor.einsum("ijk,lmk->ijml", *[x.reshape(8, 64, 768)] * 2),
+    "one operand conjugated": lambda x: tensor.contract(
+        "ik,jk->ij", *[x.astype(jnp.complex64)] * 2, op_b="conj"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTRACTIONS)
+def test_contractions_of_one_array(name):
+    calls = jax_tcgemm.explain(CONTRACTIONS[name], X, platform="cuda")
+    (call,) = (call for call in calls if call.problem.flops > 1e8)
+    assert call.problem.symmetric
+    assert str(call.problem).endswith(" symmetric")
+    n, k = (768, 512) if name == "columns" else (512, 768)
+    assert call.flops == n * (n + 1) * k
+
+
+def test_contractions_of_one_array_are_faster():
+    """The cost model selects the kernel, because only the kernel computes half."""
+    x = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
+    (half,) = jax_tcgemm.explain(CONTRACTIONS["columns"], x, platform="cuda")
+    (whole,) = jax_tcgemm.explain(
+        functools.partial(tensor.einsum, "ki,kj->ij"), x, x, platform="cuda"
+    )
+    assert half.implementation == "gemm"
+    us = [float(re.search(r"([0-9.]+) us", call.why)[1]) for call in (half, whole)]
+    assert us[0] < 0.65 * us[1]
+
+
+def test_contractions_in_batches():
+    f = functools.partial(tensor.einsum, "bik,bjk->bij")
+    (call,) = jax_tcgemm.explain(lambda x: f(x, x), STACK, platform="cuda")
+    assert call.problem.symmetric
+    assert call.flops == 3 * 512 * 513 * 768
+    (call,) = jax_tcgemm.explain(jax.vmap(CONTRACTIONS["rows"]), STACK, platform="cuda")
+    assert call.problem.symmetric
+
+
+@pytest.mark.parametrize("name", OTHER_CONTRACTIONS)
+def test_contractions_without_symmetry(name):
+    (call,) = jax_tcgemm.explain(OTHER_CONTRACTIONS[name], X, platform="cuda")
+    assert not call.problem.symmetric
+
+
+def test_contractions_of_the_same_types(fake_cuda):
+    """The lowering of one call is not kept for another, of other arrays of the same types."""
+
+    def f(x, y):
+        product = functools.partial(tensor.einsum, "ik,jk->ij", implementation="gemm")
+        return product(x, y), product(x, x), product(y, x), product(y, y)
+
+    text = jax.jit(f).trace(X, X).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("symmetric = true") == 2
+    assert text.count("symmetric = false") == 2
+
+
+def test_values_of_contractions():
+    x = np.random.default_rng(0).normal(size=(3, 300, 40)).astype(np.float32)
+    got = jax.jit(lambda x: tensor.einsum("bik,bjk->bij", x, x))(x)
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(got, wide @ wide.swapaxes(1, 2), rtol=1e-4, atol=1e-4)
 
 
 def test_gradients_are_products_of_two_arrays():

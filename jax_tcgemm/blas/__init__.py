@@ -2,12 +2,13 @@
 
 The functions of BLAS levels 1 to 3 with their options, as functions of JAX arrays. Arrays are
 row-major, indices count from 0, functions return results, and inputs never change. The functions
-work in jit, vmap, grad and shard_map. docs/blas.md has examples.
+work in jit, vmap, grad and shard_map. This library's GEMMs run `syrk` and `syr2k`. docs/blas.md
+has examples.
 """
 
 from jax_tcgemm.blas.level1 import amax, amin, asum, axpy, dot, iamax, iamin, nrm2, scal, swap
 from jax_tcgemm.blas.level2 import from_band, gbmv, gemv, to_band, trsv
-from jax_tcgemm.blas.level3 import gemm, gemm_batched, trsm
+from jax_tcgemm.blas.level3 import gemm, gemm_batched, syr2k, syrk, trsm
 from jax_tcgemm.blas.logging import set_logging
 from jax_tcgemm.problem.blas_call import Options
 
@@ -29,6 +30,8 @@ __all__ = [
     "scal",
     "set_logging",
     "swap",
+    "syr2k",
+    "syrk",
     "to_band",
     "trsm",
     "trsv",

@@ -1,5 +1,7 @@
 """Argument checks that the BLAS functions share, and the bind of their primitive."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -182,17 +184,26 @@ def bind(call: Call, *operands):
         lax.expand_dims(x, range(most - own)) if own < most else x
         for x, own in zip(operands, batch_ranks, strict=True)
     ]
+    _batch_shape(call.op, operands, call.operand_ranks)
+    return bind_call(call, *operands)
+
+
+def with_one_batch(op: str, *matrices) -> list:
+    """Broadcast the batch dimensions of matrices to one shape; None stays None."""
+    present = [x for x in matrices if x is not None]
+    batch = _batch_shape(op, present, [2] * len(present))
+    return [x if x is None else jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in matrices]
+
+
+def _batch_shape(op: str, operands: Sequence, ranks: Sequence[int]) -> tuple:
+    """Return the shape that batch dimensions broadcast to; raise ValueError if there is none."""
     try:
-        lax.broadcast_shapes(
-            *(
-                x.shape[: x.ndim - rank]
-                for x, rank in zip(operands, call.operand_ranks, strict=True)
-            )
+        return lax.broadcast_shapes(
+            *(x.shape[: x.ndim - rank] for x, rank in zip(operands, ranks, strict=True))
         )
     except ValueError:
         shapes = ", ".join(str(x.shape) for x in operands)
         raise ValueError(
-            f"{call.op}: batch dimensions must broadcast, got arrays of shapes {shapes}; "
+            f"{op}: batch dimensions must broadcast, got arrays of shapes {shapes}; "
             "sizes must be equal or 1"
         ) from None
-    return bind_call(call, *operands)

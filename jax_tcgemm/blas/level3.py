@@ -3,6 +3,9 @@
 from collections.abc import Iterable, Sequence
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from jax_tcgemm.blas.arguments import (
     arrays,
@@ -12,9 +15,12 @@ from jax_tcgemm.blas.arguments import (
     check_square,
     scalars,
     transposition,
+    with_one_batch,
 )
 from jax_tcgemm.problem.blas_call import DEFAULT_OPTIONS, Call, Options
-from jax_tcgemm.products.arguments import as_array, check_flag
+from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.products.arguments import as_array, call_options, check_flag
+from jax_tcgemm.products.gram import scaled_gram
 
 
 def gemm(
@@ -180,6 +186,164 @@ def _items(op: str, name: str, group) -> list:
             f"{type(group).__name__}; pass a list"
         )
     return list(group)
+
+
+def syrk(
+    a,
+    c=None,
+    *,
+    alpha=1.0,
+    beta=1.0,
+    trans: str = "N",
+    lower: bool | None = None,
+    precision="highest",
+    implementation: str | None = None,
+) -> jax.Array:
+    """Symmetric product of a matrix by its own transpose, a rank-k update of C.
+
+        out = alpha op(A) op(A)^T + beta C
+
+    The result has both triangles, as other JAX arrays do. A GEMM of this library computes it: on a
+    GPU of compute capability 9.0, the kernels compute half of the tiles and store each one twice
+    (see `jax_tcgemm.gram`). Kernels compute half for 16-bit dtypes, and for float32 with a
+    precision other than "highest". Other products are computed in full.
+
+    Args:
+      a: matrix of shape (..., n, k), or (..., k, n) if op transposes A.
+      c: None, or a matrix of shape (..., n, n). None omits beta C.
+      alpha: a number, or a scalar array.
+      beta: a number, or a scalar array. c is not read if beta is the number 0.
+      trans: "N" for op(A) = A, "T" for the transpose. For real matrices, "C" is the same as "T".
+      lower: the triangle of c that is read: True for the lower triangle, False for the upper
+        triangle. The other triangle of c is ignored, and c is copied. None reads all of c, which
+        must be symmetric; symmetry is not checked, and elements of the result above the diagonal
+        are unspecified for other matrices.
+      precision: precision of the product; see `jax_tcgemm.matmul`. By default, float32 is
+        multiplied in float32, as by `gemm`. None uses `jax.default_matmul_precision`, which on a
+        GPU selects TF32 by default.
+      implementation: name of an implementation of `jax_tcgemm.matmul`, such as "wgmma" or "xla",
+        which must run the product. None selects an implementation.
+
+    Returns:
+      Symmetric array of shape (..., n, n). Dtypes promote, and batch dimensions broadcast. 16-bit
+      dtypes accumulate in float32 and are rounded once. Complex matrices are not conjugated. A
+      result that is computed in full may differ from its transpose by rounding.
+
+    Raises:
+      TypeError: if arrays, dtypes or scalars do not combine.
+      ValueError: if shapes do not match, or the implementation cannot run here.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from jax_tcgemm import blas
+      >>> a = jnp.array([[1.0, 2], [3, 4]])
+      >>> blas.syrk(a, jnp.eye(2), alpha=2).tolist()
+      [[11.0, 22.0], [22.0, 51.0]]
+    """
+    op = "blas.syrk"
+    a, c = arrays(op, {"a": 2, "c": 2}, "c", a=a, c=c)
+    return _symmetric_update(op, [a], c, alpha, beta, trans, lower, precision, implementation)
+
+
+def syr2k(
+    a,
+    b,
+    c=None,
+    *,
+    alpha=1.0,
+    beta=1.0,
+    trans: str = "N",
+    lower: bool | None = None,
+    precision="highest",
+    implementation: str | None = None,
+) -> jax.Array:
+    """Symmetric product of two matrices, a rank-2k update of C.
+
+        out = alpha (op(A) op(B)^T + op(B) op(A)^T) + beta C
+
+    The result has both triangles, as other JAX arrays do. If k <= n and the kernels compute half of
+    a symmetric product of this dtype and precision (see `syrk`), the result is one symmetric
+    product, [op(A) op(B)] [op(B) op(A)]^T. Where kernels of the device do not compute half, this
+    product is computed in full. Other results are op(A) op(B)^T plus its transpose.
+
+    Args:
+      a: matrix of shape (..., n, k), or (..., k, n) if op transposes A and B.
+      b: matrix of the shape of a, except for batch dimensions, which broadcast.
+      c: None, or a matrix of shape (..., n, n). None omits beta C.
+      alpha: a number, or a scalar array.
+      beta: a number, or a scalar array. c is not read if beta is the number 0.
+      trans: "N", "T" or "C" for both matrices; see `syrk`.
+      lower: the triangle of c that is read, or None for all of a symmetric c; see `syrk`.
+      precision: precision of the product; see `syrk`.
+      implementation: name of an implementation of `jax_tcgemm.matmul`; see `syrk`.
+
+    Returns:
+      Symmetric array of shape (..., n, n); see `syrk`.
+
+    Raises:
+      TypeError: if arrays, dtypes or scalars do not combine.
+      ValueError: if shapes do not match, or the implementation cannot run here.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> from jax_tcgemm import blas
+      >>> a, b = jnp.array([[1.0, 2], [3, 4]]), jnp.array([[1.0, 0], [0, 1]])
+      >>> blas.syr2k(a, b).tolist()
+      [[2.0, 5.0], [5.0, 8.0]]
+    """
+    op = "blas.syr2k"
+    a, b, c = arrays(op, {"a": 2, "b": 2, "c": 2}, "c", a=a, b=b, c=c)
+    if a.shape[-2:] != b.shape[-2:]:
+        raise ValueError(
+            f"{op}: a and b must be matrices of one shape, got a.shape={a.shape} and "
+            f"b.shape={b.shape}; transpose one, since trans is of both"
+        )
+    return _symmetric_update(op, [a, b], c, alpha, beta, trans, lower, precision, implementation)
+
+
+def _symmetric_update(
+    op: str, factors: list, c, alpha, beta, trans, lower, precision, implementation
+) -> jax.Array:
+    """Return the result of `syrk` for one factor, of `syr2k` for two, of checked dtypes."""
+    options = call_options(op, implementation)
+    dtype, shape = factors[0].dtype, factors[0].shape
+    is_complex = np.dtype(dtype).kind == "c"
+    check_choice(op, "trans", trans, ("N", "T") if is_complex else ("N", "T", "C"))
+    n = shape[-2 if trans == "N" else -1]
+    if c is not None and c.shape[-2:] != (n, n):
+        raise ValueError(
+            f"{op}: c must be a matrix of {n} x {n}, got c.shape={c.shape}; "
+            "its batch dimensions broadcast, its own do not"
+        )
+    lower = None if lower is None else check_flag(op, "lower", lower)
+    precision = canonical_precision(op, precision)
+    alpha, beta = (_scalar(op, name, x, dtype) for name, x in (("alpha", alpha), ("beta", beta)))
+    if c is None or (isinstance(beta, float) and beta == 0):
+        c, beta = None, 0.0
+    if c is not None and lower is not None:
+        rows, columns = (lax.broadcasted_iota(np.int32, c.shape, c.ndim - i) for i in (2, 1))
+        is_read = rows >= columns if lower else rows <= columns
+        c = jnp.where(is_read, c, jnp.swapaxes(c, -1, -2))
+    *factors, c = with_one_batch(op, *factors, c)
+    return scaled_gram(
+        options,
+        factors,
+        c,
+        alpha=alpha,
+        beta=beta,
+        dtype=dtype,
+        axis=-1 if trans == "N" else -2,
+        precision=precision,
+    )
+
+
+def _scalar(op: str, name: str, value, dtype):
+    """Return alpha or beta as a float, or as an array if it is an array or complex."""
+    numbers, operands = scalars(op, dtype, **{"alpha": 1.0} | {name: value})
+    if operands:
+        return operands[name == "beta"]
+    number = numbers[name]
+    return number.real if number.imag == 0 else jnp.asarray(number, dtype)
 
 
 def trsm(

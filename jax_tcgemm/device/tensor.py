@@ -5,6 +5,7 @@ As in dense.py, `make_plan` decides everything from shapes and dtypes, `run` car
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,7 @@ class Request:
       precision: of a contraction, as `precision.canonical_precision` returns it.
       result_dtype: of a contraction's result.
       out_sharding: of a contraction's product, over explicit mesh axes.
+      symmetric: whether a contraction's two operands are one array.
     """
 
     options: CallOptions
@@ -44,6 +46,15 @@ class Request:
     precision: object = None
     result_dtype: np.dtype | None = None
     out_sharding: NamedSharding | None = None
+    symmetric: bool = False
+
+    def of_values(self, operands: Sequence) -> "Request":
+        """Return the request for these operands: one array with itself may be symmetric."""
+        operation = self.operation
+        if operation.kind != "contract" or len(set(operation.unary[:2])) > 1:
+            return self
+        a, b, *_ = operands
+        return dataclasses.replace(self, symmetric=True) if a == b else self
 
     @property
     def implementation(self) -> str | None:
@@ -106,6 +117,8 @@ def make_plan(request: Request, device: Device, obstacle: str = "") -> Plan:
         is_own = request.implementation in (None, "gemm") or _is_split(request, device.platform)
         if operation.kind == "contract" and is_own:
             gemm, product = _as_product(request, device)
+            if gemm is not None and gemm.problem is not None:
+                operation = dataclasses.replace(operation, symmetric=gemm.problem.symmetric)
     choice = select_operation(
         request.options,
         operation,
@@ -153,6 +166,7 @@ def _as_product(request, device) -> tuple[dense.Plan | None, AsProduct | str]:
         dimension_numbers=numbers,
         permutation=permutation,
         precision=_precision(request, device.platform),
+        symmetric=request.symmetric,
     )
     plan = dense.make_plan(product, device)
     if request.implementation == "gemm" and plan.is_of_xla:

@@ -396,7 +396,8 @@ def _plan(eqn, device):
     num_types = len(avals) + (rules is not epilogue_primitive)
     product = rules.product_of(*one_device[:num_types], params)
     is_whole = one_device[: len(avals)] == avals
-    if is_whole and isinstance(product, dense.Product | fused.FusibleProduct):
+    of_values = dense.Product | fused.FusibleProduct | device_tensor.Request
+    if is_whole and isinstance(product, of_values):
         product = product.of_values(eqn.invars)
     return planner.make_plan(product, device, obstacle)
 

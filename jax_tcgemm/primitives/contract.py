@@ -103,12 +103,16 @@ def _batch(axis_data, args, dims, *, modes, result, out_sharding, **params):
         operand if dim is None else (*operand[:dim], new, *operand[dim:])
         for operand, dim in zip(modes, dims[:2], strict=True)
     )
-    # Next to its neighbor in memory, where both may fold into one extent; in front otherwise.
+    # Next to its neighbor in memory, where both may fold into one extent; in front otherwise. A
+    # mode of both operands, which is of the batch, folds with no mode of one operand.
+    candidates = set(result)
+    if dims[0] is not None and dims[1] is not None:
+        candidates &= {*modes[0]} & {*modes[1]}
     operand, dim = next((m, d) for m, d in zip(modes, dims[:2], strict=True) if d is not None)
     after, before = operand[dim + 1 : dim + 2], operand[max(dim - 1, 0) : dim]
-    if after and after[0] in result:
+    if after and after[0] in candidates:
         position = result.index(after[0])
-    elif before and before[0] in result:
+    elif before and before[0] in candidates:
         position = result.index(before[0]) + 1
     else:
         position = 0
@@ -247,4 +251,5 @@ def division_of(*avals_and_params) -> partitioning.Division:
     )
 
 
-tensor_lowering.register(contract_p, product_of, division_of)
+# A contraction of an array with itself may be symmetric.
+tensor_lowering.register(contract_p, product_of, division_of, cacheable=False)

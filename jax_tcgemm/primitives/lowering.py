@@ -39,12 +39,19 @@ def named(function: str) -> Iterator[None]:
 PRIMITIVES: set[core.Primitive] = set()
 
 
-def register(primitive: core.Primitive, lower: Callable, reading: Reading | None = None) -> None:
+def register(
+    primitive: core.Primitive,
+    lower: Callable,
+    reading: Reading | None = None,
+    *,
+    cacheable: bool = True,
+) -> None:
     """Registers `lower(ctx, *operands, device=..., obstacle=..., **params)` for every platform.
 
     And what checkify is to make of it, which is to look at what it returns. `device` is what the
     program will run on, and `obstacle` says why only XLA can run the call, "" when not. `reading`:
-    of a product that is given operands before they are transposed.
+    of a product that is given operands before they are transposed. `cacheable`: whether the
+    lowering depends on the types of operands alone, not on which of them are one array.
     """
 
     def of_one(ctx, *operands, platform, **params):
@@ -65,7 +72,7 @@ def register(primitive: core.Primitive, lower: Callable, reading: Reading | None
     PRIMITIVES.add(primitive)
     rule = by_platform(of_one)
     # In a function that JAX keeps for other calls, operands are arguments, and no transposes.
-    mlir.register_lowering(primitive, rule, cacheable=reading is None)
+    mlir.register_lowering(primitive, rule, cacheable=cacheable and reading is None)
     check_nans(primitive)
 
 

@@ -10,13 +10,20 @@ from jax_tcgemm.primitives import lowering
 from jax_tcgemm.sharding import partitioning
 
 
-def register(primitive: core.Primitive, product_of: Callable, division_of: Callable) -> None:
+def register(
+    primitive: core.Primitive,
+    product_of: Callable,
+    division_of: Callable,
+    *,
+    cacheable: bool = True,
+) -> None:
     """Registers the lowering of a primitive on every platform.
 
     Args:
       primitive: the primitive.
       product_of: from the types of operands and result and the parameters to a `tensor.Request`.
       division_of: from the types of each operand and the parameters to a `partitioning.Division`.
+      cacheable: as of `lowering.register`.
     """
 
     def lower(ctx, *operands, device, obstacle, **params):
@@ -25,7 +32,8 @@ def register(primitive: core.Primitive, product_of: Callable, division_of: Calla
         is_ours = not tensor.is_xla(request)
         if not obstacle and is_ours and partitioning.is_divided(ctx):
             return partitioning.lower(ctx, operands, division_of(*ctx.avals_in, params))
-        run = functools.partial(tensor.run, tensor.make_plan(request, device, obstacle))
+        plan = tensor.make_plan(request.of_values(operands), device, obstacle)
+        run = functools.partial(tensor.run, plan)
         return partitioning.lower_on_device(ctx, lambda *operands: (run(*operands),), *operands)
 
-    lowering.register(primitive, lower)
+    lowering.register(primitive, lower, cacheable=cacheable)

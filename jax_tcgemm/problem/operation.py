@@ -33,6 +33,8 @@ class Operation:
       scalars: alpha, beta and gamma.
       compute: cuTENSOR's name of the compute type.
       algorithm: cuTENSOR's name of the algorithm of a contraction.
+      symmetric: whether a contraction of an array with itself is a GEMM with a symmetric result, of
+        which kernels compute half.
     """
 
     kind: str
@@ -45,6 +47,7 @@ class Operation:
     scalars: tuple[complex, complex, complex] = (1, 0, 1)
     compute: str = ""
     algorithm: str = "default"
+    symmetric: bool = False
 
     def attributes(self, workspace_bytes: int = 0) -> dict:
         """Return the attributes of the FFI call (csrc/ffi/cutensor.h), without the ABI number."""
@@ -94,17 +97,26 @@ class Operation:
 
     @property
     def flops(self) -> int:
-        """Real multiplications and additions of a contraction; elements read by other kinds."""
+        """Real multiplications and additions of a contraction; elements read by other kinds.
+
+        For a symmetric result, only elements on and below the diagonal count.
+        """
         if self.kind != "contract":
             return sum(math.prod(self.shape(modes)) for modes in self.operands)
         per_product = 8 if self.dtype.kind == "c" else 2
-        return per_product * math.prod(self.extents)
+        products = math.prod(self.extents)
+        if self.symmetric:
+            a, b = self.operands[:2]
+            rows = math.prod(self.shape([mode for mode in a if mode not in b]))
+            products = products // rows * (rows + 1) // 2
+        return per_product * products
 
     def __str__(self) -> str:
         subscripts = f"{','.join(map(letters, self.operands))}->{letters(self.result)}"
         sizes = "x".join(map(str, self.extents))
         compute = f" ({self.compute})" if self.compute else ""
-        return f"{self.kind} {subscripts} {sizes} {self.in_dtype}{compute}"
+        symmetric = " symmetric" if self.symmetric else ""
+        return f"{self.kind} {subscripts} {sizes} {self.in_dtype}{compute}{symmetric}"
 
 
 def dot_dimensions(a: Modes, b: Modes, result: Modes):

@@ -13,7 +13,7 @@ from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.encodings.plain import Plain
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import wide_dtype
-from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.problem.precision import canonical_precision, resolve
 from jax_tcgemm.products.arguments import (
     ShapeError,
     as_array,
@@ -106,16 +106,57 @@ def gram(
             )
     if isinstance(beta, float) and beta == 0:
         c = None
-    dtype = canonical_element_type(op, preferred_element_type) or x.dtype
-    terms, scalars = ScaledSum.of(dtype, alpha, beta)
-    spec = _Spec(
+    return scaled_gram(
         call_options(op, implementation, config),
-        terms,
-        -2 if transpose else -1,
-        canonical_precision(op, precision),
-        canonical_sharding(op, out_sharding, x.ndim),
+        (x,),
+        c,
+        alpha=alpha,
+        beta=beta,
+        dtype=canonical_element_type(op, preferred_element_type) or x.dtype,
+        axis=-2 if transpose else -1,
+        precision=canonical_precision(op, precision),
+        out_sharding=canonical_sharding(op, out_sharding, x.ndim),
     )
-    return _gram(spec, x, c, scalars)
+
+
+def scaled_gram(
+    options: CallOptions,
+    arrays: Sequence,
+    c=None,
+    *,
+    alpha=1.0,
+    beta=0.0,
+    dtype,
+    axis=-1,
+    precision=None,
+    out_sharding=None,
+) -> jax.Array:
+    """Return alpha * x @ x.T + beta * c, or alpha * (x @ y.T + y @ x.T) + beta * c.
+
+    `arrays` are x, or x and y of one shape and dtype. `alpha` and `beta` are floats, which are
+    constants of the kernel, or 0-D arrays, which it reads. `axis` is the one that is contracted. c
+    is symmetric. The derivative is one product for each array.
+
+    The sum of two products is one symmetric product of [x y] and [y x] where kernels compute half
+    of it and the contracted axis is no longer than the rows. Otherwise it is x @ y.T plus its
+    transpose. Both take as many multiplications: the former copies the arrays, the latter writes
+    and reads the product once more.
+    """
+    terms, scalars = ScaledSum.of(dtype, alpha, beta)
+    x, *_ = arrays
+    n, k = x.shape[-3 - axis], x.shape[axis]
+    is_long = not (isinstance(n, int) and isinstance(k, int) and k <= n)
+    adds_transpose = len(arrays) == 2 and (is_long or not _computes_half(x.dtype, precision))
+    spec = _Spec(options, terms, axis, precision, out_sharding, adds_transpose)
+    return _gram(spec, tuple(arrays), c, scalars)
+
+
+def _computes_half(dtype, precision) -> bool:
+    """Whether kernels that compute half of a symmetric result multiply this dtype."""
+    numerics = resolve(dtype, dtype, dtype, precision, "cuda")
+    if isinstance(numerics, str) or np.dtype(dtype).kind == "c":
+        return False
+    return numerics.lhs_dtype.itemsize < 4 or numerics.compute == "tf32"
 
 
 def with_symmetric_epilogue(
@@ -225,9 +266,10 @@ class _Spec:
     Attributes:
       options: options of the product.
       terms: the epilogue.
-      axis: the contracted axis of x.
+      axis: the contracted axis of each array.
       precision: canonical.
       out_sharding: canonical.
+      adds_transpose: whether the product of two arrays is computed, and its transpose added.
     """
 
     options: CallOptions
@@ -235,15 +277,38 @@ class _Spec:
     axis: int
     precision: object
     out_sharding: object
+    adds_transpose: bool
+
+    def product(self, x, y, dtype, options: CallOptions) -> jax.Array:
+        """Return x @ y.T."""
+        return plain.dot_general(
+            x,
+            y,
+            options=options,
+            dimension_numbers=_numbers(x.ndim, self.axis),
+            precision=self.precision,
+            preferred_element_type=dtype,
+            out_sharding=self.out_sharding,
+        )
+
+
+def _with_transpose(x) -> jax.Array:
+    return x + partitioning.resharded(jnp.swapaxes(x, -1, -2), jax.typeof(x).sharding)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _gram(spec: _Spec, x, c, scalars) -> jax.Array:
+def _gram(spec: _Spec, arrays, c, scalars) -> jax.Array:
     operands = (*([] if c is None else [c]), *scalars)
+    if spec.adds_transpose:
+        half = spec.product(*arrays, wide_dtype(spec.terms.dtype), spec.options)
+        return spec.terms(_with_transpose(half), *operands)
+    lhs, rhs = (
+        jnp.concatenate(xs, spec.axis) if len(xs) == 2 else xs[0] for xs in (arrays, arrays[::-1])
+    )
     return with_symmetric_epilogue(
         spec.options,
-        x,
-        x,
+        lhs,
+        rhs,
         spec.terms,
         operands,
         axis=spec.axis,
@@ -253,34 +318,30 @@ def _gram(spec: _Spec, x, c, scalars) -> jax.Array:
 
 
 def _gram_jvp(spec: _Spec, primals, tangents):
-    (x, c, scalars), (dx, dc, dscalars) = primals, tangents
+    (arrays, c, scalars), (darrays, dc, dscalars) = primals, tangents
     terms, wide = spec.terms, wide_dtype(spec.terms.dtype)
     given, moving = iter(scalars), iter(dscalars)
     alpha, beta = (next(given) if v is None else v for v in (terms.alpha, terms.beta))
     alpha, beta = (jnp.asarray(v, wide) for v in (alpha, beta))
     dalpha, dbeta = (next(moving) if v is None else None for v in (terms.alpha, terms.beta))
     addends = []
-    if _moves(dx):
-        half = plain.dot_general(
-            dx,
-            x,
-            options=spec.options.without_config(),
-            dimension_numbers=_numbers(x.ndim, spec.axis),
-            precision=spec.precision,
-            preferred_element_type=terms.dtype,
-            out_sharding=spec.out_sharding,
-        )
-        half = half.astype(wide)
-        transposed = partitioning.resharded(jnp.swapaxes(half, -1, -2), jax.typeof(half).sharding)
-        addends.append(alpha * (half + transposed))
+    options = spec.options.without_config()
+    # d(x @ y.T + y @ x.T) is the sum of dx @ y.T + dy @ x.T and its transpose, as d(x @ x.T) is.
+    halves = [
+        spec.product(dx, y, terms.dtype, options).astype(wide)
+        for dx, y in zip(darrays, arrays[::-1], strict=True)
+        if _moves(dx)
+    ]
+    if halves:
+        addends.append(alpha * _with_transpose(functools.reduce(jnp.add, halves)))
     if _moves(dalpha):
         one = dataclasses.replace(spec, terms=ScaledSum(wide, 1.0, 0.0))
-        addends.append(dalpha.astype(wide) * _gram(one, x, None, []))
+        addends.append(dalpha.astype(wide) * _gram(one, arrays, None, []))
     if c is not None and _moves(dc):
         addends.append(beta * dc.astype(wide))
     if c is not None and _moves(dbeta):
         addends.append(dbeta.astype(wide) * c.astype(wide))
-    out = _gram(spec, x, c, scalars)
+    out = _gram(spec, arrays, c, scalars)
     if not addends:
         return out, jnp.zeros_like(out)
     return out, functools.reduce(jnp.add, addends).astype(out.dtype)

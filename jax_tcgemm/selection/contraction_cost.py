@@ -90,6 +90,8 @@ def contraction_us(
       device: the device that runs the contraction.
       calibration: the device's constants.
     """
+    # Only our GEMM computes half of a symmetric result; `product` says so.
+    operation = dataclasses.replace(operation, symmetric=False)
     c, known = calibration, peaks(device.compute_capability) or peaks(90)
     bandwidth = known.bytes / 1e6
     kind, count = _PRODUCTS.get(operation.compute, (operation.compute, 1))

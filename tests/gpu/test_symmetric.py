@@ -1,5 +1,7 @@
 """Symmetric products on a GPU: values, and that each result equals its own transpose."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from gpu.gemm_call import device
 
 import jax_tcgemm
+from jax_tcgemm import blas, tensor
 
 pytestmark = pytest.mark.gpu
 needs_wgmma = pytest.mark.skipif(
@@ -173,6 +176,97 @@ def test_split_precision(precision, rng):
     expected = wide @ wide.T
     bound = {"BF16_BF16_F32_X3": 2**-14, "BF16_BF16_F32_X6": 2**-18}[precision]
     assert np.abs(got - expected).max() <= bound * np.abs(expected).max()
+
+
+def rank_2k(x, y, transpose=False):
+    """x y^T + y x^T in float64."""
+    x, y = (np.asarray(a).astype(np.float64) for a in (x, y))
+    x, y = (np.swapaxes(a, -1, -2) if transpose else a for a in (x, y))
+    product = x @ np.swapaxes(y, -1, -2)
+    return product + np.swapaxes(product, -1, -2)
+
+
+def assert_near(got, expected, eps, *, is_exactly_symmetric=True):
+    got = np.asarray(got)
+    if is_exactly_symmetric:
+        np.testing.assert_array_equal(got, np.swapaxes(got, -1, -2))
+    assert np.abs(got.astype(np.float64) - expected).max() <= eps * np.abs(expected).max()
+
+
+@needs_wgmma
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+@pytest.mark.parametrize("shape", [(513, 72), (3, 640, 96), (777, 700), (2048, 512), (600, 1000)])
+@pytest.mark.parametrize("trans", ["N", "T"])
+def test_syrk_and_syr2k(dtype, shape, trans, rng):
+    """With c and without, by the concatenated product and, of the longest sums, by its halves."""
+    *batch, n, k = shape
+    shape = shape if trans == "N" else (*batch, k, n)
+    x, y, c = draw(rng, *shape, dtype=dtype), draw(rng, *shape, dtype=dtype), draw(rng, n, n)
+    c = (c + c.T).astype(dtype)
+    wide_c, transpose = np.asarray(c).astype(np.float64), trans == "T"
+    how = {"trans": trans, "precision": None}
+    syrk, syr2k = (jax.jit(functools.partial(f, **how)) for f in (blas.syrk, blas.syr2k))
+    eps = {2: 2**-8, 4: 2**-10}[jnp.dtype(dtype).itemsize]
+    for f, arrays in ((syrk, [x]), (syr2k, [x, y])):
+        (call,) = jax_tcgemm.explain(f, *arrays)
+        is_half = call.problem.symmetric and call.implementation == "wgmma"
+        assert is_half or n < 2048
+        poison((*batch, n, n), dtype)
+        expected = rank_2k(x, arrays[-1], transpose) / (3 - len(arrays))
+        assert_near(f(*arrays), expected, eps, is_exactly_symmetric=is_half or k > n)
+        got = jax.jit(functools.partial(f, alpha=-0.5, beta=2))(*arrays, c)
+        # A concatenated product whose epilogue is not fused is computed in full.
+        assert_near(got, -0.5 * expected + 2 * wide_c, eps, is_exactly_symmetric=False)
+
+
+@needs_wgmma
+@pytest.mark.parametrize("f", [blas.syrk, blas.syr2k])
+@pytest.mark.parametrize("precision", ["highest", "BF16_BF16_F32_X3", "BF16_BF16_F32_X9"])
+def test_syrk_and_syr2k_of_float32(f, precision, rng):
+    x, y = (draw(rng, 1100, 700, dtype=jnp.float32) for _ in range(2))
+    arrays = [x] if f is blas.syrk else [x, y]
+    got = jax.jit(functools.partial(f, precision=precision))(*arrays)
+    expected = rank_2k(x, arrays[-1]) / (3 - len(arrays))
+    bound = {"BF16_BF16_F32_X3": 2**-14}.get(precision, 2**-19)
+    assert_near(got, expected, bound, is_exactly_symmetric=False)
+
+
+@needs_wgmma
+@pytest.mark.parametrize("lower", [False, True])
+def test_syrk_reads_one_triangle_of_c(lower, rng):
+    x, c = draw(rng, 777, 256), draw(rng, 777, 777)
+    kept = np.tril(np.ones((777, 777), bool)) if lower else np.triu(np.ones((777, 777), bool))
+    c = jnp.where(kept, c, jnp.nan)
+    got = jax.jit(functools.partial(blas.syrk, lower=lower))(x, c)
+    own = np.where(kept, np.asarray(c).astype(np.float64), 0)
+    check(got, x, lambda d: d + own + own.T - np.diag(np.diag(own)))
+
+
+@needs_wgmma
+@pytest.mark.parametrize("routine", [blas.syrk, blas.syr2k])
+def test_gradients_of_syrk_and_syr2k(routine, rng):
+    x, y = (draw(rng, 512, 256, dtype=jnp.float32) for _ in range(2))
+    arrays, weights = ([x] if routine is blas.syrk else [x, y]), draw(rng, 512, 512)
+
+    def loss(*arrays):
+        return jnp.sum(weights * routine(*arrays, alpha=0.5, precision=None))
+
+    got = jax.jit(jax.grad(loss, tuple(range(len(arrays)))))(*arrays)
+    wide = np.asarray(weights).astype(np.float64)
+    for gradient, other in zip(got, arrays[::-1], strict=True):
+        expected = 0.5 * (wide + wide.T) @ np.asarray(other).astype(np.float64)
+        assert_near(gradient, expected, 2**-9, is_exactly_symmetric=False)
+
+
+@needs_wgmma
+@pytest.mark.parametrize("subscripts", ["ik,jk->ij", "ki,kj->ij", "bik,bjk->bij"])
+def test_einsum_of_one_array(subscripts, rng):
+    x = draw(rng, *((3, 1024, 768) if subscripts[0] == "b" else (1024, 768)))
+    f = jax.jit(lambda x: tensor.einsum(subscripts, x, x, implementation="gemm"))
+    (call,) = jax_tcgemm.explain(f, x)
+    assert call.problem.symmetric
+    poison(f(x).shape, x.dtype)
+    check(f(x), x, transpose=subscripts[0] == "k")
 
 
 @needs_wgmma
