@@ -302,11 +302,11 @@ def syr2k(
 
 
 def _symmetric_update(
-    op: str, factors: list, c, alpha, beta, trans, lower, precision, implementation
+    op: str, matrices: list, c, alpha, beta, trans, lower, precision, implementation
 ) -> jax.Array:
-    """Return the result of `syrk` for one factor, of `syr2k` for two, of checked dtypes."""
+    """Return the result of `syrk` for one matrix, of `syr2k` for two, of checked dtypes."""
     options = call_options(op, implementation)
-    dtype, shape = factors[0].dtype, factors[0].shape
+    dtype, shape = matrices[0].dtype, matrices[0].shape
     is_complex = np.dtype(dtype).kind == "c"
     check_choice(op, "trans", trans, ("N", "T") if is_complex else ("N", "T", "C"))
     n = shape[-2 if trans == "N" else -1]
@@ -324,10 +324,10 @@ def _symmetric_update(
         rows, columns = (lax.broadcasted_iota(np.int32, c.shape, c.ndim - i) for i in (2, 1))
         is_read = rows >= columns if lower else rows <= columns
         c = jnp.where(is_read, c, jnp.swapaxes(c, -1, -2))
-    *factors, c = with_one_batch(op, *factors, c)
+    *matrices, c = with_one_batch(op, *matrices, c)
     return scaled_gram(
         options,
-        factors,
+        matrices,
         c,
         alpha=alpha,
         beta=beta,
