@@ -1,5 +1,6 @@
 """The benchmark's records, and the tables and charts that are made of them."""
 
+import json
 import re
 from pathlib import Path
 
@@ -60,6 +61,17 @@ def test_render_writes_tables_and_charts_once(checkout):
     names = [path.name for path in render.render(checkout)]
     assert names == ["decode.png", "README.md"]
     assert "Large dense" in (checkout / "README.md").read_text()
+    # Training steps are files of their own.
+    trainings = {"stock Flax": 33.0, "stock Flax, accelerated": 30.0, "jax_tcgemm": 22.0}
+    trainings = {name: {"step_ms": step_ms} for name, step_ms in trainings.items()}
+    training = {"device": "NVIDIA H100 80GB HBM3", "trainings": trainings}
+    path = checkout / "benchmarks/results/h100-train_gpt-accelerate.json"
+    path.write_text(json.dumps(training))
+    assert {path.name for path in render.render(checkout)} == {"highlights.png", "README.md"}
+    text = (checkout / "README.md").read_text()
+    assert "stock Flax, accelerated (1 case, H100) 1.10, GPT training step by the" in text
+    assert "layers (1 case, H100) 1.50" in text
+    assert "Steps of training and of the sharded MLP are wall-clock time." in text
 
 
 def test_newer_records_replace_older_ones_of_the_same_case():

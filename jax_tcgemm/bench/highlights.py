@@ -1,6 +1,6 @@
 """The README's chart: XLA's time over ours, one bar for each kind of work.
 
-Each bar is the geometric mean of the cases of one suite on one GPU, which its label names.
+Each bar is the geometric mean of the cases of one kind on one GPU, which its label names.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from jax_tcgemm.bench import records as rec
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
-    """A kind of work and the records that measure it.
+class Suite:
+    """The cases of one suite.
 
     Attributes:
       title: what the bar is called.
@@ -31,55 +31,113 @@ class Work:
     contender: str
     peer: str = "xla"
 
+    def ratios(self, records: Sequence[dict]) -> list[tuple[float, dict]]:
+        """Return the peer's time over ours for each record of this kind, and the record."""
+        return [
+            (record["peers"][self.peer]["us"]["p50"] / record["us"]["p50"], record)
+            for record in (*rec.products(records), *rec.workloads(records))
+            if (record["suite"], record["dtype"]) == (self.suite, self.dtype)
+            and rec.contender_name(record) == self.contender
+            and self.peer in record["peers"]
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """Training steps of `examples/train_gpt.py`.
+
+    Attributes:
+      title: what the bar is called.
+      name: name of the record.
+      ours: the training that uses this library.
+      peer: the training that JAX users run instead.
+    """
+
+    title: str
+    name: str
+    ours: str
+    peer: str = "stock Flax"
+
+    def ratios(self, records: Sequence[dict]) -> list[tuple[float, dict]]:
+        """Return the peer's time over ours for each record of this kind, and the record."""
+        found = []
+        for record in records:
+            if (record["kind"], record.get("name")) == ("training", self.name):
+                ours, peer = (record["trainings"][key]["step_ms"] for key in (self.ours, self.peer))
+                found.append((peer / ours, record))
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Parallel:
+    """A tensor-parallel MLP over several GPUs.
+
+    Attributes:
+      title: what the bar is called.
+      devices: the number of GPUs.
+    """
+
+    title: str
+    devices: int
+
+    def ratios(self, records: Sequence[dict]) -> list[tuple[float, dict]]:
+        """Return XLA's time over ours for the newest record of this kind, and the record."""
+        own = [r for r in records if r["kind"] == "parallel" and r["devices"] == self.devices]
+        if not own:
+            return []
+        record = max(own, key=lambda record: record["time"])
+        times = {name: x["us"]["p50"] for name, x in record["contenders"].items() if "us" in x}
+        return [(times["xla"] / times["sharded"], record)]
+
 
 WORK = (
-    Work("Rows that are not 16-byte aligned", "unaligned", "bf16", "auto"),
-    Work("Experts: ragged_dot", "moe", "bf16", "ragged_dot"),
-    Work("Experts: gated_ragged_linear", "moe", "bf16", "gated_ragged_linear"),
-    Work("Layers: bias and activation fused", "fused", "bf16", "fused"),
-    Work("Any JAX function as epilogue", "functions", "bf16", "auto"),
-    Work("float8 with block scales", "scaled", "f8", "scaled"),
-    Work("Weights of 4 and 8 bits, beside bf16", "packed", "bf16", "auto", "plain"),
-    Work("Loss and gradients without logits", "losses", "bf16", "fused", "logits"),
-    Work("float32 by BF16_BF16_F32_X3", "precise", "f32_x3", "auto"),
-    Work("float32 by BF16_BF16_F32_X6", "precise", "f32_x6", "auto"),
-    Work("einsum of any rank", "einsum", "bf16", "auto"),
-    Work("An array by its own transpose", "symmetric", "bf16", "gram"),
-    Work("Newton-Schulz iterations of Muon", "symmetric", "bf16", "newton_schulz"),
-    Work("Large dense products of LLMs", "llama", "bf16", "auto"),
+    Suite("Rows that are not 16-byte aligned", "unaligned", "bf16", "auto"),
+    Suite("Experts: ragged_dot", "moe", "bf16", "ragged_dot"),
+    Suite("Experts: gated_ragged_linear", "moe", "bf16", "gated_ragged_linear"),
+    Suite("Layers: bias and activation fused", "fused", "bf16", "fused"),
+    Suite("Any JAX function as epilogue", "functions", "bf16", "auto"),
+    Suite("float8 with block scales", "scaled", "f8", "scaled"),
+    Suite("Weights of 4 and 8 bits, beside bf16", "packed", "bf16", "auto", "plain"),
+    Suite("Loss and gradients without logits", "losses", "bf16", "fused", "logits"),
+    Suite("float32 by BF16_BF16_F32_X3", "precise", "f32_x3", "auto"),
+    Suite("float32 by BF16_BF16_F32_X6", "precise", "f32_x6", "auto"),
+    Suite("einsum of any rank", "einsum", "bf16", "auto"),
+    Suite("An array by its own transpose", "symmetric", "bf16", "gram"),
+    Suite("Newton-Schulz iterations of Muon", "symmetric", "bf16", "newton_schulz"),
+    Training(
+        "GPT training step of stock Flax, accelerated",
+        "h100-train_gpt-accelerate",
+        "stock Flax, accelerated",
+    ),
+    Training("GPT training step by the layers", "h100-train_gpt-accelerate", "jax_tcgemm"),
+    Suite("Large dense products of LLMs", "llama", "bf16", "auto"),
+    Parallel("MLP sharded over 4 GPUs", 4),
 )
 
 
-def bars(records: Sequence[dict]) -> list[tuple[str, float, dict]]:
-    """Return the title, the ratio and one record of each bar that there are records for."""
+def bars(records: Sequence[dict]) -> list[tuple[str, float]]:
+    """Return the title and the ratio of each bar that there are records for."""
     found = []
     for work in WORK:
-        own = [
-            record
-            for record in records
-            if (record["suite"], record["dtype"]) == (work.suite, work.dtype)
-            and rec.contender_name(record) == work.contender
-            and work.peer in record["peers"]
-        ]
-        ratios = [record["peers"][work.peer]["us"]["p50"] / record["us"]["p50"] for record in own]
-        if ratios:
-            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-            device = own[0]["machine"]["device"].removeprefix("NVIDIA ").split()[0]
-            found.append((f"{work.title} ({len(ratios)} cases, {device})", mean, own[0]))
+        if not (own := work.ratios(records)):
+            continue
+        mean = math.exp(sum(math.log(ratio) for ratio, _ in own) / len(own))
+        device = own[0][1]["machine"]["device"].removeprefix("NVIDIA ").split()[0]
+        cases = f"{len(own)} {'case' if len(own) == 1 else 'cases'}"
+        found.append((f"{work.title} ({cases}, {device})", mean))
     return found
 
 
 def shown(records: Sequence[dict]) -> list[dict]:
     """Return the records that the chart shows."""
-    kinds = {(work.suite, work.dtype) for work in WORK}
-    return [record for record in records if (record["suite"], record["dtype"]) in kinds]
+    return [record for work in WORK for _, record in work.ratios(records)]
 
 
 def plot_highlights(records: Sequence[dict], path: pathlib.Path, digest: str = "") -> None:
     """Draw the chart.
 
     Args:
-      records: of products and workloads.
+      records: of any kind.
       path: the file to write.
       digest: kept in the file's metadata, to tell which records it shows.
     """
@@ -88,11 +146,11 @@ def plot_highlights(records: Sequence[dict], path: pathlib.Path, digest: str = "
     found = bars(records)
     figure = Figure(figsize=(9, 1.0 + 0.32 * len(found)), layout="constrained", dpi=130)
     axis = figure.subplots()
-    ratios = [ratio for _, ratio, _ in found]
+    ratios = [ratio for _, ratio in found]
     axis.barh(range(len(found)), [ratio - 1 for ratio in ratios], left=1, color="#0072B2")
     for row, ratio in enumerate(ratios):
         axis.text(max(ratio, 1) * 1.03, row, f"{ratio:.2f} ×", va="center", fontsize=9)
-    axis.set_yticks(range(len(found)), [title for title, _, _ in found], fontsize=9)
+    axis.set_yticks(range(len(found)), [title for title, _ in found], fontsize=9)
     axis.set_ylim(len(found) - 0.5, -0.5)
     axis.set_xscale("log", base=2)
     axis.set_xlim(min(0.9, *ratios), max(ratios) * 1.6)

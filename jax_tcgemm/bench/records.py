@@ -26,7 +26,8 @@ that were interleaved with it::
 A record of kind "overhead" holds host microseconds a step of tiny products; see overhead.py. One
 of kind "parallel" holds a layer over several devices; see parallel.py. One of kind "program" holds
 products inside a loop beside plain JAX; see programs.py. One of kind "sweep" holds a random problem
-by the default choice beside plain JAX; see sweep.py.
+by the default choice beside plain JAX; see sweep.py. One of kind "training" is what
+examples/train_gpt.py wrote.
 """
 
 from __future__ import annotations
@@ -137,6 +138,16 @@ def best_peer(record: dict) -> tuple[str, float] | None:
         return None
     name = min(peers, key=peers.__getitem__)
     return name, peers[name]
+
+
+def read_trainings(folder: pathlib.Path) -> list[dict]:
+    """Read what `examples/train_gpt.py` wrote to a folder, as records of kind "training"."""
+    found = []
+    for path in sorted(folder.glob("*train_gpt*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        own = {"kind": "training", "name": path.stem, "time": ""}
+        found.append(own | record | {"machine": {"device": record["device"]}})
+    return found
 
 
 def contender_name(record: dict) -> str:

@@ -44,7 +44,7 @@ def render(root: pathlib.Path, check: bool = False) -> list[pathlib.Path]:
       ValueError: when a file lacks the markers or a record cannot be read.
     """
     paths = sorted((root / _RESULTS).glob("*.jsonl"))
-    everything = rec.read_records(paths)
+    everything = [*rec.read_records(paths), *rec.read_trainings(root / _RESULTS)]
     products = rec.products(everything)
     changed = []
     for name, chart_records in charts([*products, *rec.workloads(everything)]).items():
@@ -102,12 +102,12 @@ def _highlights_chart(
     path: pathlib.Path, records: Sequence[dict], check: bool
 ) -> list[pathlib.Path]:
     """Draws the README's chart, and returns its path if it was out of date."""
-    shown = highlights.shown([*rec.products(records), *rec.workloads(records)])
+    shown = highlights.shown(records)
     digest = records_digest([*shown, *map(dataclasses.asdict, highlights.WORK)])
-    if not highlights.bars(shown) or (path.exists() and digest.encode() in path.read_bytes()):
+    if not shown or (path.exists() and digest.encode() in path.read_bytes()):
         return []
     if not check:
-        highlights.plot_highlights(shown, path, digest)
+        highlights.plot_highlights(records, path, digest)
     return [path]
 
 
@@ -140,12 +140,15 @@ def replace_section(text: str, section: str, name: str) -> str:
 def summary_section(records: Sequence[dict]) -> str:
     """The main README: one bar for each kind of work."""
     both = [*rec.products(records), *rec.workloads(records)]
-    found = highlights.bars(both)
+    found = highlights.bars(records)
     if not found:
         return _NO_RECORDS
-    text = ", ".join(f"{title} {ratio:.2f}" for title, ratio, _ in found)
+    text = ", ".join(f"{title} {ratio:.2f}" for title, ratio in found)
+    kinds = {record["kind"] for record in highlights.shown(records)}
+    steps = " Steps of training and of the sharded MLP are wall-clock time."
     return (
-        f"![XLA's time over ours: {text}](benchmarks/charts/highlights.png)\n\n{_provenance(both)}"
+        f"![XLA's time over ours: {text}](benchmarks/charts/highlights.png)\n\n"
+        f"{_provenance(both)}{steps if kinds & {'training', 'parallel'} else ''}"
     )
 
 
