@@ -15,6 +15,7 @@ from jax_tcgemm.device import dense
 from jax_tcgemm.kernels import compiler, nvrtc, program
 from jax_tcgemm.primitives.transposes import Reading, read_through
 from jax_tcgemm.sharding import partitioning
+from jax_tcgemm.system import errors
 from jax_tcgemm.system.jax_internals import (
     ShardingTypeError,
     by_platform,
@@ -26,12 +27,13 @@ from jax_tcgemm.system.jax_internals import (
 
 @contextlib.contextmanager
 def named(function: str) -> Iterator[None]:
-    """Puts the public function's name before what JAX's own rules refuse in its stead."""
+    """Name the public function in errors that JAX's own rules raise."""
     try:
         yield
     except (TypeError, ValueError, NotImplementedError, ShardingTypeError) as error:
-        if not str(error).startswith(f"{function}: "):
+        if not errors.is_naming(error):
             error.args = (f"{function}: {error}",)
+            errors.naming(error, function)
         raise
 
 

@@ -41,7 +41,7 @@ from jax_tcgemm.selection.implementations import (
     configs_of,
     refusal,
 )
-from jax_tcgemm.system import modules
+from jax_tcgemm.system import errors, modules
 from jax_tcgemm.system.switches import print_choice, switch
 
 # Not batch-invariant: either the accumulation order depends on the number of rows, or the number of
@@ -398,10 +398,12 @@ def _batch_invariant(
         obstacle = why
         if not problem.is_bare:
             return Choice(XLA, XLA_CONFIG, obstacle)
-    raise ValueError(
-        f"{options.function}: batch_invariant must be False for what only XLA runs, got "
+    raise errors.of_call(
+        ValueError,
+        options.function,
+        f"batch_invariant must be False for what only XLA runs, got "
         f"batch_invariant=True: {obstacle}; the order of its sums depends on how many rows there "
-        "are"
+        "are",
     )
 
 

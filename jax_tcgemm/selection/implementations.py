@@ -16,7 +16,7 @@ from jax_tcgemm.problem.split import SplitProblem
 from jax_tcgemm.selection import xla_forms
 from jax_tcgemm.selection.configs import WgmmaConfig, order_of_sums, parse_or_none
 from jax_tcgemm.selection.devices import Device
-from jax_tcgemm.system import modules
+from jax_tcgemm.system import errors, modules
 
 XLA = "xla"
 XLA_CONFIG = xla_forms.DEFAULT
@@ -104,29 +104,36 @@ def check_names(
     """
     for what, value in ((source.implementation, implementation), (source.config, config)):
         if value is not None and not isinstance(value, str):
-            raise TypeError(
-                f"{op}: {what} must be a string or None, got {what}={value!r}; "
-                "see jax_tcgemm.info()"
+            raise errors.of_call(
+                TypeError,
+                op,
+                f"{what} must be a string or None, got {what}={value!r}; see jax_tcgemm.info()",
             )
     if implementation is None:
         if config is not None:
-            raise ValueError(
-                f"{op}: {source.config} must come with an implementation, got "
-                f"{source.config}={config!r}; give {source.implementation}, too"
+            raise errors.of_call(
+                ValueError,
+                op,
+                f"{source.config} must come with an implementation, got "
+                f"{source.config}={config!r}; give {source.implementation}, too",
             )
         return
     if implementation not in IMPLEMENTATIONS_OF[kind]:
-        raise ValueError(
-            f"{op}: {source.implementation} must be one of {', '.join(IMPLEMENTATIONS_OF[kind])}, "
-            f"got {source.implementation}={implementation!r}; {source.remedy}"
+        raise errors.of_call(
+            ValueError,
+            op,
+            f"{source.implementation} must be one of {', '.join(IMPLEMENTATIONS_OF[kind])}, "
+            f"got {source.implementation}={implementation!r}; {source.remedy}",
         )
     if config is None:
         return
     configs = configs_of(implementation, kind)
     if configs and config not in configs:
-        raise ValueError(
-            f"{op}: {source.config} must be one of {listed(configs, ', ')} for {implementation}, "
-            f"got {source.config}={config!r}; {source.remedy}"
+        raise errors.of_call(
+            ValueError,
+            op,
+            f"{source.config} must be one of {listed(configs, ', ')} for {implementation}, "
+            f"got {source.config}={config!r}; {source.remedy}",
         )
 
 
@@ -137,9 +144,11 @@ def may_be_unfused(options: CallOptions) -> bool:
 
 def refusal(op: str, kind: str, name: str, reason: str, source: Source = ARGUMENTS) -> ValueError:
     """Return the error for a forced implementation that cannot run a problem of this kind."""
-    return ValueError(
-        f"{op}: {source.implementation} must be able to run the {_NOUNS.get(kind, 'product')}, got "
-        f"{source.implementation}={name!r}: {name} cannot run this: {reason}; {source.remedy}"
+    return errors.of_call(
+        ValueError,
+        op,
+        f"{source.implementation} must be able to run the {_NOUNS.get(kind, 'product')}, got "
+        f"{source.implementation}={name!r}: {name} cannot run this: {reason}; {source.remedy}",
     )
 
 
