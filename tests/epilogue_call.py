@@ -12,7 +12,7 @@ from jax_tcgemm.problem.activations import ACTIVATIONS
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES, wide_dtype
 from jax_tcgemm.problem.gemm import Problem
-from jax_tcgemm.problem.layers import activated, halves, pull_back
+from jax_tcgemm.problem.layers import activated, gate_and_up, pull_back
 from jax_tcgemm.selection.devices import ASSUMED_GPU
 
 # Relative rounding of a result, and of a sum of products relative to the sum of their magnitudes.
@@ -103,8 +103,8 @@ class Fused:
 
     @property
     def d_shape(self) -> tuple[int, ...]:
-        halves = (2,) if self.gated and self.derivative else ()
-        return (self.num_batch, self.m, *halves, self.n)
+        gate_and_up = (2,) if self.gated and self.derivative else ()
+        return (self.num_batch, self.m, *gate_and_up, self.n)
 
     @property
     def saved_shape(self) -> tuple[int, ...]:
@@ -150,8 +150,8 @@ class Fused:
         """Name, shape and dtype of each operand of the function, in their order."""
         batch, out, found = self.num_batch, DTYPES[self.out_dtype], {}
         if self.bias != "none":
-            halves = (2,) * (self.num_b == 2)
-            shape = (self.m,) if self.bias == "m" else (*halves, self.n)
+            gate_and_up = (2,) * (self.num_b == 2)
+            shape = (self.m,) if self.bias == "m" else (*gate_and_up, self.n)
             shape = (batch, *shape) if self.bias_per_batch else shape
             found["bias"] = shape, DTYPES[self.bias_dtype]
         if self.derivative:
@@ -185,12 +185,12 @@ class Fused:
             zs = [z + b for z, b in zip(zs, biases, strict=True)]
         if self.derivative:
             saved = given["aux_in"].astype(accumulated)
-            ds = pull_back(self.activation, halves(saved, 2) if self.gated else [saved], *zs)
+            ds = pull_back(self.activation, gate_and_up(saved, 2) if self.gated else [saved], *zs)
         else:
             ds = [activated(self.activation, zs)]
         if self.beta:
             residual = given["residual"].astype(accumulated)
-            added = [residual] if len(ds) == 1 else halves(residual, 2)
+            added = [residual] if len(ds) == 1 else gate_and_up(residual, 2)
             ds = [d + x for d, x in zip(ds, added, strict=True)]
         ds = [d.astype(out) for d in ds]
         results = [ds]

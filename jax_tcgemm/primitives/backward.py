@@ -25,7 +25,7 @@ from jax_tcgemm.primitives.encodings.plain import Plain
 from jax_tcgemm.primitives.epilogue_product import with_layer
 from jax_tcgemm.primitives.rules import jvp_of_moving, moved, same_varying, series_by_tracing
 from jax_tcgemm.problem.dtypes import wide_dtype
-from jax_tcgemm.problem.layers import Layer, PullBack, broadcast_to, halves, push_forward
+from jax_tcgemm.problem.layers import Layer, PullBack, broadcast_to, gate_and_up, push_forward
 from jax_tcgemm.sharding import partitioning, shardings
 from jax_tcgemm.system import jax_internals
 from jax_tcgemm.system.jax_internals import ad, batching, mlir, xla
@@ -80,7 +80,7 @@ def activated_unfused(dz, z, rhs, *dbias, activation, pair, bias_axes, **params)
     for x in dbias:
         shape = [n if axis in bias_axes else 1 for axis, n in enumerate(dz.shape)]
         tangent = tangent + broadcast_to(x.astype(wide).reshape(shape), dz)
-    both = ([x] if pair is None else halves(x, pair) for x in (z.astype(wide), tangent))
+    both = ([x] if pair is None else gate_and_up(x, pair) for x in (z.astype(wide), tangent))
     df = push_forward(activation, *both).astype(dz.dtype)
     return plain.dot_general(df, rhs, **params)
 

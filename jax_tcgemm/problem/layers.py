@@ -78,7 +78,7 @@ class Layer:
             zs = [self.alpha * z for z in zs]
         if self.num_biases:
             biases, rest = rest[: self.num_biases], rest[self.num_biases :]
-            biases = halves(biases[0], 0) if len(biases) < len(zs) else biases
+            biases = gate_and_up(biases[0], 0) if len(biases) < len(zs) else biases
             zs = [z + broadcast_to(b.astype(z.dtype), z) for z, b in zip(zs, biases, strict=True)]
         d = _activated(self.activation, self.dtype, zs)
         if self.has_residual:
@@ -122,7 +122,7 @@ class PullBack:
     def __call__(self, acc, saved):
         """Return dZ, followed by its sums if `sum_axes` is not None."""
         saved = saved.astype(acc.dtype)
-        zs = [saved] if self.pair is None else halves(saved, self.pair)
+        zs = [saved] if self.pair is None else gate_and_up(saved, self.pair)
         dzs = [dz.astype(self.dtype) for dz in pull_back(self.activation, zs, acc)]
         dz = dzs[0] if self.pair is None else jnp.stack(dzs, self.pair)
         if self.sum_axes is None:
@@ -186,7 +186,7 @@ _activated_at.defjvp(_jvp, symbolic_zeros=True)
 # --- shapes ---------------------------------------------------------------------------------------
 
 
-def halves(z: jax.Array, pair: int) -> list[jax.Array]:
+def gate_and_up(z: jax.Array, pair: int) -> list[jax.Array]:
     """Return gate and up, which a dimension of size 2 tells apart."""
     return [lax.squeeze(half, (pair,)) for half in lax.split(z, (1, 1), pair)]
 

@@ -14,7 +14,7 @@ from jax_tcgemm.primitives.encodings.ragged import RaggedOperands
 from jax_tcgemm.primitives.epilogue_product import bare_product
 from jax_tcgemm.primitives.ragged_dot import take_rows
 from jax_tcgemm.problem.call_options import CallOptions
-from jax_tcgemm.problem.layers import halves
+from jax_tcgemm.problem.layers import gate_and_up
 from jax_tcgemm.problem.packed_weight import VERSION, PackedWeight
 from jax_tcgemm.problem.quantized import QuantizedArray, dequantized, spread
 from jax_tcgemm.products import epilogue as epilogues
@@ -212,7 +212,7 @@ def with_epilogue(
         how = {"dimension_numbers": dimension_numbers, "permutation": permutation}
         how |= {"precision": precision, "out_sharding": out_sharding}
         accs = [product(options, lhs, right, np.dtype(np.float32), **how) for right in rights]
-        accs = accs if pair is None else halves(*accs, pair)
+        accs = accs if pair is None else gate_and_up(*accs, pair)
         return epilogues.applied(options.function, accs, epilogue, epilogue_operands)
     x, row_scales = rows
     operands = operands_of(x, rhs, row_scales)

@@ -19,7 +19,7 @@ from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.encodings.block_scaled import BlockScaled
 from jax_tcgemm.problem.call_options import CallOptions, Provenance
 from jax_tcgemm.problem.dtypes import FLOAT8, wide_dtype
-from jax_tcgemm.problem.layers import Layer, halves, rounded_dtype
+from jax_tcgemm.problem.layers import Layer, gate_and_up, rounded_dtype
 from jax_tcgemm.problem.packed_weight import PackedWeight
 from jax_tcgemm.problem.precision import canonical_precision, of_dequantized
 from jax_tcgemm.problem.quantized import (
@@ -297,7 +297,7 @@ def with_epilogue(
         wide = Layer(np.dtype(np.float32))
         accs = [_by_blocks(options, lhs, right, wide, (), **own) for right in rights]
         return unquantized.applied(
-            op, accs if pair is None else halves(*accs, pair), epilogue, operands
+            op, accs if pair is None else gate_and_up(*accs, pair), epilogue, operands
         )
     arrays = as_arrays(lhs, *rights)
     common = jnp.result_type(*arrays)

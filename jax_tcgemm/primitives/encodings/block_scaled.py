@@ -24,7 +24,7 @@ from jax_tcgemm.primitives.encodings import Batched, Encoding, Names
 from jax_tcgemm.primitives.rules import moved
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.call_options import CallOptions
-from jax_tcgemm.problem.layers import halves
+from jax_tcgemm.problem.layers import gate_and_up
 from jax_tcgemm.problem.precision import of_block_scales, of_dequantized
 
 
@@ -85,7 +85,7 @@ class BlockScaled(Encoding):
 
     def split_products(self, products, operands):
         """Split a product of gate and up."""
-        return halves(*products, self._pair(operands[0])) if self.gated else products
+        return gate_and_up(*products, self._pair(operands[0])) if self.gated else products
 
     def tangents(self, operands, moving, options, accumulators):
         """Multiply dequantized operands and the tangents of the others."""

@@ -46,7 +46,7 @@ from jax_tcgemm.primitives.packed_weight import (
 from jax_tcgemm.primitives.rules import moved, same_varying
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
-from jax_tcgemm.problem.layers import halves
+from jax_tcgemm.problem.layers import gate_and_up
 from jax_tcgemm.problem.packed_weight import TILE, PackedFormat, PackedWeight
 from jax_tcgemm.sharding import partitioning, ragged_division
 
@@ -162,7 +162,7 @@ class Packed(Grouped):
         if self.is_bare:
             return products
         out = in_columns(*products, self.format)
-        return halves(out, operands[0].ndim - 1) if self.gated else [out]
+        return gate_and_up(out, operands[0].ndim - 1) if self.gated else [out]
 
     def instead(self, operands, options):
         """Multiply many rows by the dequantized weight, and few float8 rows in 16 bits."""

@@ -20,7 +20,7 @@ from jax_tcgemm.primitives.encodings import Batched, Encoding, Names
 from jax_tcgemm.primitives.rules import is_moving, moved
 from jax_tcgemm.primitives.transposes import ProductLayout
 from jax_tcgemm.problem.dtypes import accumulator_dtype
-from jax_tcgemm.problem.layers import halves
+from jax_tcgemm.problem.layers import gate_and_up
 from jax_tcgemm.sharding import partitioning, shardings
 
 
@@ -106,7 +106,7 @@ class Plain(Encoding):
     def split_products(self, products, operands):
         """Split a product of gate and up."""
         del operands
-        return products if self.pair is None else halves(*products, self.pair)
+        return products if self.pair is None else gate_and_up(*products, self.pair)
 
     def tangents(self, operands, moving, options, accumulators):
         """Multiply in the dtype of the operands, so that reverse mode is made of such products."""

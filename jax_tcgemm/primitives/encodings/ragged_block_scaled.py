@@ -108,8 +108,8 @@ class RaggedBlockScaled(Ragged):
         lhs, rhs, *_, lhs_scales, rhs_scales = operands
         *matrices, k = rhs.shape[: lhs.ndim]
         num_batch = len(matrices) - 1
-        *halves, n = rhs.shape[lhs.ndim :]
-        shape = (*matrices, *halves, n, k)
+        *pair, n = rhs.shape[lhs.ndim :]
+        shape = (*matrices, *pair, n, k)
         of_lhs, of_rhs = self.blocks
         return (
             BlockScales(tuple(lhs.shape), tuple(lhs_scales.shape), of_lhs, num_batch),
