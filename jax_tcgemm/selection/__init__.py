@@ -18,7 +18,8 @@ from jax_tcgemm.selection.choice import (
     unseen,
 )
 from jax_tcgemm.selection.contraction_cost import AsProduct
-from jax_tcgemm.selection.cost_model import calibration_of, loop_us
+from jax_tcgemm.selection.cost_model.calibration import calibration_of
+from jax_tcgemm.selection.cost_model.loops import loop_us
 from jax_tcgemm.selection.devices import ASSUMED_GPU, Device, default_device, target_device
 from jax_tcgemm.selection.estimates import estimated_us, xla_us
 from jax_tcgemm.selection.implementations import (

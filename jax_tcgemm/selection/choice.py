@@ -1,7 +1,7 @@
 """Selection of the implementation and config that run a problem, as one printable `Choice`.
 
 The first of these that applies decides: an implementation named by the caller; a table of measured
-choices (tables.py); the cost model's estimated times (cost_model.py), where wgmma can run; a fixed
+choices (tables.py); the cost model's estimated times (cost_model), where wgmma can run; a fixed
 order of preference. Selection happens while a program is traced or lowered, from the problem, the
 device and tables that are read once in a process, so one program always gets the same choices.
 """
@@ -17,15 +17,10 @@ from jax_tcgemm.kernels import Instance
 from jax_tcgemm.problem.call_options import CallOptions, Provenance
 from jax_tcgemm.problem.gemm import Problem
 from jax_tcgemm.problem.packed import PackedProblem
-from jax_tcgemm.selection import (
-    cost_model,
-    implementations,
-    library_cost,
-    rules,
-    tables,
-    tiny_batches,
-    xla_forms,
-)
+from jax_tcgemm.selection import implementations, rules, tables, tiny_batches, xla_forms
+from jax_tcgemm.selection.cost_model import coverage, library_cost, prediction
+from jax_tcgemm.selection.cost_model.calibration import calibration_of
+from jax_tcgemm.selection.cost_model.loops import loop_launch_us
 from jax_tcgemm.selection.devices import Device
 from jax_tcgemm.selection.implementations import (
     ARGUMENTS,
@@ -146,8 +141,8 @@ def gain_of_converting(problem: Problem, device: Device, loops: int, num_bytes: 
     ours, theirs = ([us for is_xla, us in timed if is_xla == wanted] for wanted in (False, True))
     if tables.is_tuned(problem, device.key) or not (ours and theirs):
         return ""
-    calibration = cost_model.calibration_of(device.name)
-    launch_us = cost_model.loop_launch_us(num_bytes / loops, calibration)
+    calibration = calibration_of(device.name)
+    launch_us = loop_launch_us(num_bytes / loops, calibration)
     converting = loops * launch_us + num_bytes / calibration.hbm_bytes_per_us
     own, xla = min(ours) + converting, min(theirs)
     if own < xla:
@@ -447,7 +442,7 @@ def _small(
     if not xla_forms.broadcast_pays(problem):
         return None
     timed = _tiny_batch(problem, device, considered)
-    bytes_per_us = cost_model.calibration_of(device.name).hbm_bytes_per_us
+    bytes_per_us = calibration_of(device.name).hbm_bytes_per_us
     if timed is not None and timed[1] < xla_forms.broadcast_us(problem, bytes_per_us):
         return None
     return Candidate(XLA, xla_forms.BROADCAST, "")
@@ -457,7 +452,7 @@ def _tiny_batch(
     problem: Problem, device: Device, considered: Sequence[Candidate]
 ) -> tuple[Candidate, float] | None:
     """Return the kernel for batches of tiny matrices and its estimated time; or None."""
-    bytes_per_us = cost_model.calibration_of(device.name).hbm_bytes_per_us
+    bytes_per_us = calibration_of(device.name).hbm_bytes_per_us
     found = tiny_batches.candidate_of(problem, considered, bytes_per_us)
     if found is None:
         return None
@@ -527,23 +522,23 @@ def _rank(problem: AnyProblem, device: Device, considered) -> list[tuple[Candida
     wgmma, rest = [], []
     for candidate in runnable:
         (wgmma if candidate.implementation == "wgmma" else rest).append(candidate)
-    calibration = cost_model.calibration_of(device.name)
+    calibration = calibration_of(device.name)
     if (small := _small(problem, device, considered)) is not None and small in rest:
         us = xla_forms.broadcast_us(problem, calibration.hbm_bytes_per_us)
         others = [(candidate, None) for candidate in runnable if candidate != small]
         return [(small, us), *others]
     names = tuple(candidate.config for candidate in wgmma) or configs_of("wgmma")
     tiny = _tiny_batch(problem, device, considered)
-    if tiny is not None and (xla_forms.broadcast_pays(problem) or not cost_model.models(problem)):
+    if tiny is not None and (xla_forms.broadcast_pays(problem) or not coverage.models(problem)):
         # Other candidates run a slower loop, or have no estimate.
         return [tiny, *((candidate, None) for candidate in runnable if candidate != tiny[0])]
-    if not names or not cost_model.knows(names):
+    if not names or not coverage.knows(names):
         return [(candidate, None) for candidate in runnable]
-    if not cost_model.models(problem):
+    if not coverage.models(problem):
         # Nothing is known to be faster than XLA's program.
         runnable.sort(key=lambda candidate: candidate.implementation != XLA)
         return [(candidate, None) for candidate in runnable]
-    predicted = cost_model.predict(problem, device.num_sms, names, calibration)
+    predicted = prediction.predict(problem, device.num_sms, names, calibration)
     # Other implementations have estimates even where wgmma cannot run the problem.
     known = dict(zip(wgmma, predicted.wgmma.tolist(), strict=True)) if wgmma else {}
     mma_sync = [c for c in rest if c.implementation == "mma_sync"] if wgmma else []

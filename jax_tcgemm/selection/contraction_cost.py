@@ -9,7 +9,7 @@ Implementations differ in which operands must be copied first:
 * cuTENSOR reads every layout in place, at a lower rate; at a much lower one where the fastest mode
   of an array is a batch mode.
 
-Where the cost model of GEMMs (cost_model.py) knows the product, its estimate is used.
+Where the cost model of GEMMs (cost_model) knows the product, its estimate is used.
 """
 
 import dataclasses

@@ -8,7 +8,7 @@ All three have one formula, with rates of their own:
 where t is the time of a CTA for each element that it loads, longer where rows are not 16-byte
 aligned. XLA and cuBLASLt choose among kernels with many tiles, so their estimate is the shortest
 time over all tiles and split counts. Where rows are aligned, XLA may select cuBLASLt's kernel,
-whose time is derived from our own kernels (cost_model.py).
+whose time is derived from our own kernels (prediction.py).
 
 The rates were fitted to 800 random products on an H100; docs/tuning.md says what that gives.
 """
@@ -25,7 +25,7 @@ from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.selection import xla_forms
 from jax_tcgemm.selection.configs import MmaSyncConfig, parse_or_none
-from jax_tcgemm.selection.triangle import triangle_tiles
+from jax_tcgemm.selection.cost_model.triangle import triangle_tiles
 
 
 class _Tiles(NamedTuple):
