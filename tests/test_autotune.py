@@ -21,7 +21,7 @@ from jax_tcgemm.device import epilogue
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.selection import tables
-from jax_tcgemm.selection.choice import _collectors
+from jax_tcgemm.selection.observation import _collectors
 from jax_tcgemm.tuning import autotune, measuring, timing
 
 # In the package, this name is the function.

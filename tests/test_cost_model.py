@@ -21,11 +21,11 @@ from jax_tcgemm.problem.epilogue import Epilogue
 from jax_tcgemm.problem.function import Cost, Function, Result
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.selection import devices, tables
-from jax_tcgemm.selection.choice import cautious_us
 from jax_tcgemm.selection.configs import Schedule, WgmmaConfig
 from jax_tcgemm.selection.cost_model import coverage, library_cost, prediction
 from jax_tcgemm.selection.cost_model.calibration import H200, calibration_of
 from jax_tcgemm.selection.implementations import Candidate
+from jax_tcgemm.selection.ranking import cautious_us
 from jax_tcgemm.system import modules
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -6,11 +6,11 @@ Selection compares these times; this module returns them for `explain`.
 import functools
 
 from jax_tcgemm.problem.gemm import Problem
-from jax_tcgemm.selection.choice import ranked
 from jax_tcgemm.selection.cost_model import prediction
 from jax_tcgemm.selection.cost_model.calibration import calibration_of
 from jax_tcgemm.selection.devices import Device
 from jax_tcgemm.selection.implementations import XLA, AnyProblem, Candidate, configs_of
+from jax_tcgemm.selection.ranking import ranked
 
 
 def estimated_us(
