@@ -11,7 +11,8 @@ from random_arrays import draw
 
 import jax_tcgemm
 from jax_tcgemm.losses import logits
-from jax_tcgemm.passes import loss_calls, loss_programs
+from jax_tcgemm.passes.losses import calls as loss_calls
+from jax_tcgemm.passes.losses import programs as loss_programs
 
 TOKENS, DEPTH, VOCABULARY = 40, 24, 120
 # Tests have several devices.

@@ -17,7 +17,7 @@ from jax.extend.core.primitives import mul_p
 
 from jax_tcgemm.losses.logits import Step
 from jax_tcgemm.passes.gates import by_columns
-from jax_tcgemm.passes.loss_values import NotALossError
+from jax_tcgemm.passes.losses.values import NotALossError
 from jax_tcgemm.system.jax_internals import has_plain_context
 
 # Primitives that may change the shape and keep the row-major order of elements.

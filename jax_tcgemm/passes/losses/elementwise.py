@@ -3,12 +3,12 @@
 import dataclasses
 import math
 
-from jax_tcgemm.passes import loss_values as lv
-from jax_tcgemm.passes.loss_values import Full, Fulls, Row, Rows, Slope
+from jax_tcgemm.passes.losses import values as lv
+from jax_tcgemm.passes.losses.values import Full, Fulls, Row, Rows, Slope
 
 
 class Elementwise:
-    """Results of elementwise primitives on the symbolic values of `loss_values`."""
+    """Results of elementwise primitives on the symbolic values of `values`."""
 
     def __init__(self, rows: Rows, fulls: Fulls):
         self._rows, self._fulls = rows, fulls

@@ -1,14 +1,14 @@
 """Rewrite pass for losses, which are then computed without storing their logits.
 
 A product is the logits of a loss if all values that the program computes from it have the forms of
-`loss_values`. Calls then replace the product: of `losses/rows.py` for the log-sum-exp and the loss
+`values`. Calls then replace the product: of `losses/rows.py` for the log-sum-exp and the loss
 of each token, and for products by the gradient of the logits. If the factors of this gradient are
 known before the loss, one call of `losses/sums.py` computes losses and gradients. What the program
 computes from log-sum-exps and losses does not change.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +18,14 @@ from jax.extend import core
 
 from jax_tcgemm.epilogues.membership import is_written_call
 from jax_tcgemm.losses.logits import How
-from jax_tcgemm.passes import loss_values as lv
-from jax_tcgemm.passes.exponentials import exponentiated
-from jax_tcgemm.passes.loss_calls import Calls, Product, Sums, loss_note
-from jax_tcgemm.passes.loss_elementwise import Elementwise
-from jax_tcgemm.passes.loss_heads import SHAPING, VARYING, Head, as_rows, head_of
-from jax_tcgemm.passes.loss_values import Full, NotALossError, Row, Slope
+from jax_tcgemm.passes.losses import values as lv
+from jax_tcgemm.passes.losses.calls import Calls, Product, Sums, loss_note
+from jax_tcgemm.passes.losses.elementwise import Elementwise
+from jax_tcgemm.passes.losses.exponentials import exponentiated
+from jax_tcgemm.passes.losses.heads import SHAPING, VARYING, Head, as_rows, head_of
+from jax_tcgemm.passes.losses.labels import Labels, keeps_order
+from jax_tcgemm.passes.losses.values import Full, NotALossError, Row, Slope
+from jax_tcgemm.passes.losses.writing import Writer
 from jax_tcgemm.passes.programs import in_order, is_manual, traced, without_unused, written_out
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.problem.call_options import CallOptions, LossKeepsLogits
@@ -126,15 +128,13 @@ class _Loss:
         self._head: Head | None = None
         self._known: dict[core.Var, Full | Row | Slope | bool] = {}
         self._gone: set[core.Var] = set()
-        self._reshaped: dict[tuple[core.Var, tuple[int, ...]], core.Var] = {}
-        self._made_by: dict[core.Var, core.JaxprEqn] = {}
-        self._written: list[core.JaxprEqn] = []
-        self._label: core.Var | None = None
+        self._writer = Writer(self._tokens, self._dtype, self._mesh, varies=self._varies)
+        self._labels = Labels(self._shape, self._writer)
         self._made_here: tuple[core.Var, core.Var] | None = None
         self._products: list[Product | Sums] = []
         self._gradient: Full | None = None
         self._largest: list[core.JaxprEqn] = []
-        self._rows = lv.Rows(self._emit, self._lse_and_losses)
+        self._rows = lv.Rows(self._writer.emit, self._lse_and_losses)
         self._fulls = lv.Fulls(self._rows)
         self._elementwise = Elementwise(self._rows, self._fulls)
         self.looks_like_one = False
@@ -156,14 +156,14 @@ class _Loss:
             self._take(eqn)
         results = [x if isinstance(x, core.Literal) else self._value_of(x) for x in results]
         self._write_losses()
-        return without_unused(in_order(self._written), results), results
+        return without_unused(in_order(self._writer.written), results), results
 
     def _is_of_logits(self, eqn: core.JaxprEqn) -> bool:
         """Return whether an equation calls a function that a loss may contain, to be inlined."""
         if not is_written_call(eqn) or loss_note(eqn):
             return False
         shapes = [x.aval.shape for x in (*eqn.invars, *eqn.outvars)]
-        return any(self._is_full(s) or self._is_row(s) for s in shapes)
+        return any(self._is_full(s) or self._writer.is_row(s) for s in shapes)
 
     # --- equations --------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class _Loss:
         variables = (x for x in eqn.invars if not isinstance(x, core.Literal))
         is_of_logits = not self._gone.isdisjoint(variables)
         if not is_of_logits:
-            self._keep(eqn)
+            self._writer.keep(eqn)
         elif eqn.primitive is plain.dot_general_p:
             self._take_product(eqn)
             return
@@ -211,14 +211,10 @@ class _Loss:
         if is_gone:
             self._gone.add(var)
 
-    def _keep(self, eqn: core.JaxprEqn) -> None:
-        self._written.append(eqn)
-        self._made_by |= dict.fromkeys(eqn.outvars, eqn)
-
     def _keep_of_rows(self, eqn: core.JaxprEqn) -> None:
         """Keep an equation, and compute the rows that it reads."""
         invars = [x if isinstance(x, core.Literal) else self._value_of(x, eqn) for x in eqn.invars]
-        self._keep(eqn.replace(invars=invars))
+        self._writer.keep(eqn.replace(invars=invars))
 
     def _value_of(self, x: core.Var, eqn: core.JaxprEqn | None = None) -> core.Var:
         """Return a variable of the new program for `x`, with the same type."""
@@ -230,52 +226,8 @@ class _Loss:
                 raise NotALossError(f"its logits must be {self._dtype} before all else")
             by = "among the results" if eqn is None else f"read by {eqn.primitive.name}"
             raise NotALossError(f"what has the size of its logits must not be {by}")
-        return self._varying_as(x, self._of_shape(self._rows.value(value), x.aval.shape))
-
-    def _of_shape(self, row: core.Var, shape: tuple[int, ...]) -> core.Var:
-        if row.aval.shape == shape:
-            return row
-        if (row, shape) not in self._reshaped:
-            (made,) = self._emitted(lambda x: (x.reshape(shape),), row)
-            self._reshaped[row, shape] = made
-        return self._reshaped[row, shape]
-
-    def _varying_as(self, x: core.Var, value: core.Var) -> core.Var:
-        """Return `value`, made to vary over the mesh axes of a shard_map over which `x` varies."""
-        wanted, axes_of_value = varying_axes(x.aval), varying_axes(value.aval)
-        if axes_of_value - wanted:
-            raise NotALossError("what is computed of it must vary as its logits do")
-        axes = tuple(wanted - axes_of_value)
-        if not axes:
-            return value
-        return self._emitted(lambda v: (lax.pcast(v, axes, to="varying"),), value)[0]
-
-    def _emit(self, function: Callable, *operands: core.Var) -> core.Var:
-        """Append the equations of a function of rows to the program; return its result, a row."""
-
-        def row(*given):
-            out = jnp.asarray(function(*given), None if given else self._dtype)
-            return (out if out.shape == self._tokens else jnp.full(self._tokens, out),)
-
-        return self._emitted(row, *operands)[0]
-
-    def _emitted(self, function: Callable, *operands: core.Var, results=None) -> list[core.Var]:
-        """Append the equations of a function of variables, with `results` for its results."""
-        types = [x.aval for x in operands]
-        closed = traced(function, types, self._mesh, varies=self._varies)
-        jaxpr = as_jaxpr(closed)
-        if closed.consts:
-            raise NotALossError("what it is made of must close over no arrays")
-        for x, result in zip(jaxpr.outvars, results or (), strict=False):
-            if varying_axes(x.aval) != varying_axes(result.aval):
-                raise NotALossError("labels and what gradients are of must vary as its logits do")
-        written = dict(zip(jaxpr.invars, operands, strict=True))
-        given = dict(zip(jaxpr.outvars, results or (), strict=False))
-        for eqn in jaxpr.eqns:
-            written |= {x: given.get(x) or new_variable(x) for x in eqn.outvars}
-            invars = [x if isinstance(x, core.Literal) else written[x] for x in eqn.invars]
-            self._keep(eqn.replace(invars=invars, outvars=[written[x] for x in eqn.outvars]))
-        return [written[x] for x in jaxpr.outvars]
+        row = self._writer.of_shape(self._rows.value(value), x.aval.shape)
+        return self._writer.varying_as(x, row)
 
     # --- what equations make ----------------------------------------------------------------------
 
@@ -287,7 +239,7 @@ class _Loss:
             known = self._operand(eqn.invars[0])
             is_number = isinstance(known, Row) and known.number is not None
             return lv.number(np.asarray(known.number).astype(out.aval.dtype)) if is_number else None
-        if not is_full and not self._is_row(out.aval.shape):
+        if not is_full and not self._writer.is_row(out.aval.shape):
             return None
         is_any_known = any(x in self._known for x in eqn.invars if not isinstance(x, core.Literal))
         if name in _KEEPING and is_any_known and eqn.invars[0].aval.size == out.aval.size:
@@ -321,9 +273,6 @@ class _Loss:
             return None
         return self._elementwise.of_rows(name, operands)
 
-    def _is_row(self, shape: tuple[int, ...]) -> bool:
-        return math.prod(shape) == math.prod(self._tokens)
-
     def _is_full(self, shape: tuple[int, ...]) -> bool:
         return as_rows(shape) == as_rows(self._shape)
 
@@ -332,8 +281,8 @@ class _Loss:
             return lv.number(x.val) if np.ndim(x.val) == 0 else None
         if x in self._known:
             return self._known[x]
-        if x.aval.dtype == self._dtype and self._is_row(x.aval.shape):
-            return lv.variable(self._of_shape(x, self._tokens))
+        if x.aval.dtype == self._dtype and self._writer.is_row(x.aval.shape):
+            return lv.variable(self._writer.of_shape(x, self._tokens))
         return None
 
     def _repeated(self, eqn: core.JaxprEqn, is_full: bool) -> Full | Row | None:
@@ -343,7 +292,7 @@ class _Loss:
         if x.aval.shape == ():
             row = lv.number(x.val) if isinstance(x, core.Literal) else self._known.get(x)
             return Full(gamma=row) if is_full and row is not None else row
-        if not _keeps_order(eqn) or not self._is_row(x.aval.shape):
+        if not keeps_order(eqn) or not self._writer.is_row(x.aval.shape):
             return None
         row = self._operand(x)
         if not isinstance(row, Row):
@@ -373,95 +322,25 @@ class _Loss:
     # --- labels -----------------------------------------------------------------------------------
 
     def _one_hot(self, eqn: core.JaxprEqn) -> Full | None:
-        for labels, positions in (eqn.invars, eqn.invars[::-1]):
-            if isinstance(labels, core.Literal) or isinstance(positions, core.Literal):
-                return None
-            axis, label = self._axis_of_positions(positions), self._root(labels)
-            ndim = positions.aval.ndim
-            if axis is not None and axis - ndim == -1 and self._is_row(label.aval.shape):
-                return Full(beta=lv.number(1)) if self._is_label(label) else None
-        return None
+        return Full(beta=lv.number(1)) if self._labels.one_hot(eqn) else None
 
     def _gathered(self, eqn: core.JaxprEqn) -> Row | None:
-        (x, indices), params = eqn.invars, eqn.params
-        value, numbers = self._known.get(x), params["dimension_numbers"]
-        is_one_of_each = (
-            isinstance(value, Full)
-            and x.aval.dtype == self._dtype
-            and _are_of_rows(
-                x.aval.shape,
-                *(numbers.collapsed_slice_dims, numbers.start_index_map),
-                *(numbers.operand_batching_dims, numbers.start_indices_batching_dims),
-            )
-            and _drops(params["mode"])
-            and (params["fill_value"] is None or np.isnan(params["fill_value"]))
-        )
-        # A label that is none has a loss of NaN.
-        if not is_one_of_each or not value.zeta or not self._is_label(self._root(indices)):
-            return None
-        return self._fulls.at_labels(value)
+        x, value = eqn.invars[0], self._known.get(eqn.invars[0])
+        is_of_logits = isinstance(value, Full) and x.aval.dtype == self._dtype and value.zeta
+        is_known = is_of_logits and self._labels.are_gathered(eqn)
+        return self._fulls.at_labels(value) if is_known else None
 
     def _scattered(self, eqn: core.JaxprEqn) -> Full | None:
-        (x, indices, updates), params = eqn.invars, eqn.params
-        row, numbers = self._operand(updates), params["dimension_numbers"]
-        is_one_of_each = (
-            self._known.get(x) == Full()
-            and isinstance(row, Row)
-            and _are_of_rows(
-                x.aval.shape,
-                *(numbers.inserted_window_dims, numbers.scatter_dims_to_operand_dims),
-                *(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims),
-            )
-            and _drops(params["mode"])
-        )
-        is_known = is_one_of_each and self._is_label(self._root(indices))
-        return Full(beta=row) if is_known else None
-
-    def _is_label(self, label: core.Var) -> bool:
-        """Return whether a variable has the labels; the first candidate has."""
-        if not self._is_row(label.aval.shape):
-            return False
-        if self._label is None:
-            self._label = label
-        return label is self._label
-
-    def _root(self, x: core.Var) -> core.Var:
-        """Return the row of integers from which `x` derives by reshapes and broadcasts."""
-        eqn = self._made_by.get(x)
-        while eqn is not None and eqn.primitive.name in (*SHAPING, *VARYING):
-            (before,) = eqn.invars
-            if isinstance(before, core.Literal) or not _keeps_order(eqn):
-                break
-            if not self._is_row(before.aval.shape):
-                break
-            x, eqn = before, self._made_by.get(before)
-        return x
-
-    def _axis_of_positions(self, x: core.Var) -> int | None:
-        """Return the axis along which a variable counts from 0 up to the vocabulary, or None."""
-        eqn = self._made_by.get(x)
-        if eqn is None:
-            return None
-        name, shape = eqn.primitive.name, x.aval.shape
-        if name == "iota":
-            axis = eqn.params["dimension"]
-            return axis if shape[axis] == self._shape[-1] else None
-        passing = (*SHAPING, *VARYING, "convert_element_type")
-        if name not in passing or isinstance(eqn.invars[0], core.Literal):
-            return None
-        before = self._axis_of_positions(eqn.invars[0])
-        if before is None or name == "convert_element_type":
-            return before if jnp.issubdtype(x.aval.dtype, jnp.integer) else None
-        if name == "broadcast_in_dim":
-            return int(eqn.params["broadcast_dimensions"][before])
-        longest = [axis for axis, extent in enumerate(shape) if extent != 1]
-        return longest[0] if len(longest) == 1 else None
+        x, _, updates = eqn.invars
+        row = self._operand(updates)
+        is_row = self._known.get(x) == Full() and isinstance(row, Row)
+        return Full(beta=row) if is_row and self._labels.are_scattered(eqn) else None
 
     def _where_labelled(self, row: Row) -> Row:
         """Return a row that is 0 where the label is out of range."""
-        label = self._of_shape(self._label, self._tokens)
+        label = self._writer.of_shape(self._labels.variable, self._tokens)
         value, size = self._rows.value(row), self._shape[-1]
-        found = self._emit(
+        found = self._writer.emit(
             lambda x, label: jnp.where((label >= 0) & (label < size), x, 0), value, label
         )
         return lv.variable(found)
@@ -526,7 +405,7 @@ class _Loss:
         return self._made_here
 
     def _write_losses(self) -> None:
-        if self._label is None:
+        if self._labels.variable is None:
             raise NotALossError("it must take the logits of labels")
         lse, losses = self._lse_and_losses()
         rows = []
@@ -534,8 +413,8 @@ class _Loss:
             by = 1.0 if self._head.soft_cap is None else self._gradient.slope.as_derivative
             scaled = self._fulls.scale(self._gradient, lv.number(by))
             rows = [self._rows.value(row) for row in (scaled.alpha, scaled.beta)]
-        after = self._computed_from(lse, losses)
-        if self._label in after:
+        after = self._writer.computed_from(lse, losses)
+        if self._labels.variable in after:
             raise NotALossError("its labels must be known before it")
         is_known = after.isdisjoint(rows)
         size = math.prod(self._shape) * self._dtype.itemsize
@@ -549,7 +428,7 @@ class _Loss:
                 "its logits must take a gibibyte if they are made again for where they are largest"
             )
         head, places = self._head, [eqn.outvars[0] for eqn in self._largest]
-        bias = [] if head.bias is None else [self._of_shape(head.bias, self._shape[-1:])]
+        bias = [] if head.bias is None else [self._writer.of_shape(head.bias, self._shape[-1:])]
         calls = Calls(
             self._how(),
             self._shape,
@@ -559,16 +438,16 @@ class _Loss:
             size=size,
         )
         if places:
-            self._emitted(calls.named("largest"), head.x, head.w, *bias, results=places)
-        operands = head.x, head.w, *bias, self._label
+            self._writer.emitted(calls.named("largest"), head.x, head.w, *bias, results=places)
+        operands = head.x, head.w, *bias, self._labels.variable
         outs = [product.eqn.outvars[0] for product in self._products]
         if outs and is_known:
             f = calls.named("values_and_gradients")
-            self._emitted(f, *operands, *rows, results=(lse, losses, *outs))
+            self._writer.emitted(f, *operands, *rows, results=(lse, losses, *outs))
             return
-        self._emitted(calls.named("values"), *operands, results=(lse, losses))
+        self._writer.emitted(calls.named("values"), *operands, results=(lse, losses))
         if outs:
-            self._emitted(calls.named("gradients"), *operands, lse, *rows, results=outs)
+            self._writer.emitted(calls.named("gradients"), *operands, lse, *rows, results=outs)
 
     def _how(self) -> How:
         return How(
@@ -584,43 +463,9 @@ class _Loss:
             last_rounded=self._head.last_of(self._eqn.outvars[0].aval.dtype),
         )
 
-    def _computed_from(self, *sources: core.Var) -> set[core.Var]:
-        """Return variables and everything that is computed from any of them."""
-        found = set(sources)
-        for eqn in self._written:
-            if not found.isdisjoint(x for x in eqn.invars if not isinstance(x, core.Literal)):
-                found.update(eqn.outvars)
-        return found
-
 
 def _are_of_gradients(operands) -> bool:
     """Return whether operands are gradients of logits or their slopes, of any dtype."""
     return any(isinstance(x, Full | Slope) for x in operands) and not any(
         isinstance(x, Full) and not x.is_gradient for x in operands
     )
-
-
-def _are_of_rows(shape, taken, indexed, batch, batch_of_indices) -> bool:
-    """Return whether a gather or scatter has one index per row, in the last dimension.
-
-    Dimensions of size 1 need not be batch dimensions.
-    """
-    axis = len(shape) - 1
-    rows = {i for i in range(axis) if shape[i] != 1}
-    are_in_order = all(list(dims) == sorted(dims) for dims in (batch, batch_of_indices))
-    return tuple(taken) == tuple(indexed) == (axis,) and rows <= {*batch} and are_in_order
-
-
-def _drops(mode) -> bool:
-    """Return whether a gather or scatter drops or excludes indices out of bounds."""
-    return mode in (lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
-
-
-def _keeps_order(eqn: core.JaxprEqn) -> bool:
-    """Return whether an equation changes dimensions of size 1, or repeats along the last one."""
-    if eqn.primitive.name != "broadcast_in_dim":
-        return True
-    (x,), (out,) = eqn.invars, eqn.outvars
-    is_leading = tuple(eqn.params["broadcast_dimensions"]) == tuple(range(x.aval.ndim))
-    extents = zip(x.aval.shape, out.aval.shape[:-1], strict=False)
-    return is_leading and all(old == new for old, new in extents)

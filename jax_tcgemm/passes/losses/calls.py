@@ -12,7 +12,7 @@ from jax_tcgemm.losses import rows as loss_rows
 from jax_tcgemm.losses import sums as loss_sums
 from jax_tcgemm.losses.logits import How
 from jax_tcgemm.losses.top_k import argmax_of_logits
-from jax_tcgemm.passes.loss_values import NotALossError
+from jax_tcgemm.passes.losses.values import NotALossError
 from jax_tcgemm.primitives.rules import same_varying
 
 # Prefix of the names of these calls in a program.

@@ -1,7 +1,7 @@
 """Search for arrays of a program whose exponential or argmax is taken, as the logits of a loss.
 
 Matching the logits of a loss takes a walk through the whole program, and most products of a model
-are no logits. This search selects the few candidates for `loss_values` from the equations that
+are no logits. This search selects the few candidates for `values` from the equations that
 follow each product.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from jax.extend import core
 
 from jax_tcgemm.epilogues.calls import called
-from jax_tcgemm.passes.loss_heads import SHAPING, as_rows
+from jax_tcgemm.passes.losses.heads import SHAPING, as_rows
 from jax_tcgemm.system.jax_internals import as_jaxpr
 
 # Primitives between a product and its exponential: a conversion, a bias, a soft cap, reshaped
