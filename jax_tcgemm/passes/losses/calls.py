@@ -10,7 +10,7 @@ from jax.extend import core
 from jax_tcgemm.losses import logits as lg
 from jax_tcgemm.losses import rows as loss_rows
 from jax_tcgemm.losses import sums as loss_sums
-from jax_tcgemm.losses.logits import How
+from jax_tcgemm.losses.how import How
 from jax_tcgemm.losses.top_k import argmax_of_logits
 from jax_tcgemm.passes.losses.values import NotALossError
 from jax_tcgemm.primitives.rules import same_varying

@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend import core
 from jax.extend.core.primitives import mul_p
 
-from jax_tcgemm.losses.logits import Step
+from jax_tcgemm.losses.how import Step
 from jax_tcgemm.passes.gates import by_columns
 from jax_tcgemm.passes.losses.values import NotALossError
 from jax_tcgemm.system.jax_internals import has_plain_context

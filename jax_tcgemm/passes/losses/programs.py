@@ -17,7 +17,7 @@ from jax import lax
 from jax.extend import core
 
 from jax_tcgemm.epilogues.membership import is_written_call
-from jax_tcgemm.losses.logits import How
+from jax_tcgemm.losses.how import How
 from jax_tcgemm.passes.losses import values as lv
 from jax_tcgemm.passes.losses.calls import Calls, Product, Sums, loss_note
 from jax_tcgemm.passes.losses.elementwise import Elementwise
