@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from jax_tcgemm.epilogues import EpilogueSource, Read, Reduction
-from jax_tcgemm.epilogues.places import everywhere, linear
+from jax_tcgemm.epilogues.code.places import everywhere, linear
 from jax_tcgemm.problem.function import (
     MOST_INDICES,
     MOST_READS,

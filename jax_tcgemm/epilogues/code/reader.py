@@ -1,158 +1,37 @@
-"""Expression graph of a jaxpr, with calls inlined and data movement as a single kind of node.
+"""Conversion of a jaxpr to an expression graph, with calls inlined."""
 
-A `Value` is an array of the jaxpr, whose code is emitted for one element at a time. A value without
-elementwise code is `Opaque`; this is an error only if its elements are needed.
-"""
-
-import dataclasses
 import functools
 import itertools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.extend import core
 
-from jax_tcgemm.epilogues import places
-from jax_tcgemm.epilogues.expressions import EXPRESSIONS
-from jax_tcgemm.epilogues.places import Places
-from jax_tcgemm.epilogues.source import InexpressibleError
-from jax_tcgemm.system.jax_internals import as_jaxpr, source_line
-
-
-@dataclasses.dataclass(eq=False, frozen=True)
-class Value:
-    """Array of a jaxpr.
-
-    Attributes:
-      shape: shape of the array.
-      dtype: dtype of the array.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-
-@dataclasses.dataclass(eq=False, frozen=True)
-class Accumulator(Value):
-    """Accumulator of product `number`."""
-
-    number: int
-
-
-@dataclasses.dataclass(eq=False, frozen=True)
-class Operand(Value):
-    """Operand `number`, or an array that the function closes over."""
-
-    number: int | jax.Array
-
-
-@dataclasses.dataclass(eq=False, frozen=True)
-class Constant(Value):
-    """Array whose elements are all equal to one number."""
-
-    number: np.generic
-
-
-@dataclasses.dataclass(eq=False, frozen=True)
-class Index(Value):
-    """Row-major index along some dimensions, shifted right by `shift` bits."""
-
-    dimensions: tuple[int, ...]
-    shift: int = 0
-
-
-@dataclasses.dataclass(eq=False, frozen=True)
-class View(Value):
-    """Elements of another value.
-
-    Attributes:
-      of: the other value.
-      move: function from the places of elements in this value, and the result's shape, to their
-        places in `of`.
-      keeps_order: whether the view has all elements of `of`, in the same order.
-    """
-
-    of: Value
-    move: Callable[[Places, tuple[int, ...]], Places]
-    keeps_order: bool = False
-
-
-@dataclasses.dataclass(eq=False, frozen=True)
-class Apply(Value):
-    """Elementwise primitive.
-
-    Attributes:
-      primitive: a key of `expressions.EXPRESSIONS`.
-      operands: values of the same rank, or scalars; dimensions of size 1 broadcast.
-      params: parameters of the primitive.
-      equation: the equation, for error messages.
-      expanded: the primitive whose expansion contains this one, such as "polynomial", or "".
-    """
-
-    primitive: str
-    operands: tuple[Value, ...]
-    params: dict
-    equation: "Equation"
-    expanded: str = ""
-
-
-@dataclasses.dataclass(eq=False, frozen=True)
-class Member(Value):
-    """Result `number` of an `Apply` that has two."""
-
-    of: Value
-    number: int
-
-
-@dataclasses.dataclass(eq=False, frozen=True)
-class Reduced(Value):
-    """Sums ("sum"), maxima ("max") or minima ("min") of another value along some dimensions."""
-
-    of: Value
-    kind: str
-    dimensions: tuple[int, ...]
-    equation: "Equation"
-
-
-@dataclasses.dataclass(eq=False, frozen=True)
-class Opaque(Value):
-    """Value without elementwise code, and the rule that its equation breaks."""
-
-    equation: "Equation | str"
-    rule: str
-
-
-@dataclasses.dataclass(eq=False, frozen=True)
-class Keys(Value):
-    """Random keys: their two words, each an array of uint32."""
-
-    words: tuple[Value, Value]
-
-
-@dataclasses.dataclass(frozen=True)
-class Equation:
-    """Equation as error messages name it; `call` is the call that contains it."""
-
-    eqn: core.JaxprEqn
-    call: "Equation | None" = None
-
-    def __str__(self) -> str:
-        types = ", ".join(_type(x.aval) for x in self.eqn.invars)
-        where = self.where
-        return f"{self.eqn.primitive.name}({types})" + (f" at {where}" if where else "")
-
-    @property
-    def where(self) -> str:
-        """Return "file:line" of the equation, or of the call of a JAX function that contains it."""
-        return source_line(self.eqn) or (self.call.where if self.call else "")
-
-
-def _type(aval) -> str:
-    return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
+from jax_tcgemm.epilogues.code import places
+from jax_tcgemm.epilogues.code.expressions import EXPRESSIONS
+from jax_tcgemm.epilogues.code.places import Places
+from jax_tcgemm.epilogues.code.primitives import CALLED, CALLS, EXPANSIONS
+from jax_tcgemm.epilogues.code.source import InexpressibleError
+from jax_tcgemm.epilogues.code.values import (
+    Accumulator,
+    Apply,
+    Constant,
+    Equation,
+    Index,
+    Keys,
+    Member,
+    Opaque,
+    Operand,
+    Reduced,
+    Value,
+    broadcast,
+    keys_of,
+    sliced,
+    view_of,
+)
+from jax_tcgemm.system.jax_internals import as_jaxpr
 
 
 def _is_key(aval) -> bool:
@@ -224,7 +103,7 @@ class Reader:
             return Operand(aval.shape, aval.dtype, number)
         if str(aval.dtype) != _KEY_DTYPE:
             return Opaque(aval.shape, aval.dtype, f"an operand of dtype {aval.dtype}", _KEY_RULE)
-        return _keys(aval, Operand((*aval.shape, 2), np.dtype(np.uint32), number))
+        return keys_of(aval, Operand((*aval.shape, 2), np.dtype(np.uint32), number))
 
     def _constant(self, array, aval) -> Value:
         """Return a literal in the code for a known number, or an operand for an array."""
@@ -293,7 +172,7 @@ class Reader:
     def _broadcast_in_dim(self, eqn, x, *extents):
         if extents:
             return None
-        return _broadcast(x, eqn.params["shape"], eqn.params["broadcast_dimensions"])
+        return broadcast(x, eqn.params["shape"], eqn.params["broadcast_dimensions"])
 
     def _reshape(self, eqn, x, *extents):
         if extents or eqn.params["dimensions"] is not None:
@@ -306,7 +185,7 @@ class Reader:
         def move(at: Places, result) -> Places:
             return places.reshaped(at, shape, x.shape, result)
 
-        return _view(x, shape, move, keeps_order=True)
+        return view_of(x, shape, move, keeps_order=True)
 
     def _transpose(self, eqn, x):
         permutation = eqn.params["permutation"]
@@ -314,11 +193,11 @@ class Reader:
         def move(at: Places, result) -> Places:
             return tuple(at[permutation.index(dim)] for dim in range(len(permutation)))
 
-        return _view(x, tuple(x.shape[dim] for dim in permutation), move)
+        return view_of(x, tuple(x.shape[dim] for dim in permutation), move)
 
     def _slice(self, eqn, x):
         strides = eqn.params["strides"] or (1,) * len(x.shape)
-        return _slice(x, eqn.outvars[0].aval.shape, eqn.params["start_indices"], strides)
+        return sliced(x, eqn.outvars[0].aval.shape, eqn.params["start_indices"], strides)
 
     def _dynamic_slice(self, eqn, x, *starts):
         if not all(isinstance(start, Constant) for start in starts):
@@ -326,13 +205,13 @@ class Reader:
         sizes = eqn.params["slice_sizes"]
         triples = zip(starts, x.shape, sizes, strict=True)
         starts = [min(max(int(start.number), 0), extent - y) for start, extent, y in triples]
-        return _slice(x, sizes, starts, (1,) * len(sizes))
+        return sliced(x, sizes, starts, (1,) * len(sizes))
 
     def _split(self, eqn, x):
         axis, rank = eqn.params["axis"], len(x.shape)
         ends = itertools.accumulate(eqn.params["sizes"], initial=0)
         return [
-            _slice(x, var.aval.shape, [start * (dim == axis) for dim in range(rank)], (1,) * rank)
+            sliced(x, var.aval.shape, [start * (dim == axis) for dim in range(rank)], (1,) * rank)
             for var, start in zip(eqn.outvars, ends, strict=False)
         ]
 
@@ -343,7 +222,7 @@ class Reader:
                 for dim, (place, extent) in enumerate(zip(at, x.shape, strict=True))
             )
 
-        return _view(x, x.shape, move)
+        return view_of(x, x.shape, move)
 
     # --- others -----------------------------------------------------------------------------------
 
@@ -379,7 +258,7 @@ class Reader:
     def _hashed_indices(self, eqn, keys: Keys, shape) -> tuple[Value, Value]:
         """Return the hash of each index of `shape` for each key."""
         whole, rank = (*keys.shape, *shape), len(keys.shape)
-        words = [_broadcast(word, whole, range(rank)) for word in keys.words]
+        words = [broadcast(word, whole, range(rank)) for word in keys.words]
         dimensions = tuple(range(rank, len(whole)))
         counts = [Index(whole, np.dtype(np.uint32), dimensions, shift) for shift in (32, 0)]
         return self._threefry(whole, self._name(eqn), *words, *counts)
@@ -388,11 +267,11 @@ class Reader:
         return list(self._threefry(eqn.outvars[0].aval.shape, self._name(eqn), *operands))
 
     def _random_wrap(self, eqn, data):
-        return _keys(eqn.outvars[0].aval, data)
+        return keys_of(eqn.outvars[0].aval, data)
 
     def _random_unwrap(self, eqn, keys):
         shape, rank = (*keys.shape, 2), len(keys.shape)
-        words = [_broadcast(word, shape, range(rank)) for word in keys.words]
+        words = [broadcast(word, shape, range(rank)) for word in keys.words]
         which = Index(shape, np.dtype(np.int32), (rank,))
         return self._apply(shape, np.uint32, self._name(eqn), "select_n", which, *words)
 
@@ -407,7 +286,7 @@ class Reader:
             for x in (high, seed)
         ]
         if seed.dtype.itemsize < 8:
-            words[0] = _broadcast(Constant((), np.dtype(np.uint32), np.uint32(0)), seed.shape, ())
+            words[0] = broadcast(Constant((), np.dtype(np.uint32), np.uint32(0)), seed.shape, ())
         return Keys(seed.shape, eqn.outvars[0].aval.dtype, tuple(words))
 
     def _random_split(self, eqn, keys):
@@ -434,87 +313,6 @@ class Reader:
         bits = self._apply(aval.shape, np.uint32, equation, "xor", high, low)
         return self._apply(aval.shape, aval.dtype, equation, "convert_element_type", bits)
 
-
-def _keys(aval, data: Value) -> Keys:
-    """Return keys whose words are along the last dimension of a value."""
-
-    def word(number: int) -> Value:
-        def move(at: Places, result) -> Places:
-            return (*at, places.first(len(result)).moved(number))
-
-        return _view(data, aval.shape, move)
-
-    return Keys(aval.shape, aval.dtype, (word(0), word(1)))
-
-
-def _view(of: Value, shape, move, *, keeps_order: bool = False) -> Value:
-    if isinstance(of, Keys):
-        return Keys(tuple(shape), of.dtype, tuple(_view(word, shape, move) for word in of.words))
-    return View(tuple(shape), of.dtype, of, move, keeps_order)
-
-
-def _broadcast(x: Value, shape, dimensions) -> Value:
-    def move(at: Places, result) -> Places:
-        pairs = zip(x.shape, dimensions, strict=True)
-        zero = places.first(len(result))
-        return tuple(zero if extent == 1 else at[dim] for extent, dim in pairs)
-
-    return _view(x, shape, move, keeps_order=math.prod(shape) == math.prod(x.shape))
-
-
-def _slice(x: Value, shape, starts, strides) -> Value:
-    def move(at: Places, result) -> Places:
-        triples = zip(at, starts, strides, strict=True)
-        return tuple(place.scaled(stride).moved(start) for place, start, stride in triples)
-
-    return _view(x, shape, move)
-
-
-# --- primitives by name ---------------------------------------------------------------------------
-
-# Functions of functions, to which it does not matter here how these are differentiated.
-CALLS = frozenset(
-    {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"}
-    | {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
-)
-# Under which of its parameters each has its function.
-CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-
-
-def _integer_pow(x, *, y):
-    """By as few products as JAX, in its order."""
-    if y == 0:
-        return lax.full_like(x, 1)
-    power, rest = None, abs(y)
-    while rest:
-        if rest % 2:
-            power = x if power is None else lax.mul(power, x)
-        rest //= 2
-        if rest:
-            x = lax.mul(x, x)
-    return lax.div(lax.full_like(power, 1), power) if y < 0 else power
-
-
-def _one_minus_square(x):
-    one = lax.full_like(x, 1)
-    return lax.mul(lax.add(one, x), lax.sub(one, x))
-
-
-def _polynomial(x, *coefficients, unroll=None):
-    """From the coefficient of the lowest power to that of the highest."""
-    *rest, value = coefficients
-    for coefficient in reversed(rest):
-        value = lax.add(lax.mul(value, x), coefficient)
-    return value
-
-
-# Primitives that are several of others: each of these rounds.
-EXPANSIONS = {
-    "integer_pow": _integer_pow,
-    "one_minus_square": _one_minus_square,
-    "polynomial": _polynomial,
-    "square": lambda x: lax.mul(x, x),
-}
 
 _READERS = {
     "broadcast_in_dim": Reader._broadcast_in_dim,

@@ -10,17 +10,18 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from jax_tcgemm.epilogues import expressions, places, values
-from jax_tcgemm.epilogues.expressions import STORED, Types, computed, is_narrow
-from jax_tcgemm.epilogues.places import Place, Places
-from jax_tcgemm.epilogues.source import (
+from jax_tcgemm.epilogues.code import expressions, places, values
+from jax_tcgemm.epilogues.code.expressions import STORED, Types, computed, is_narrow
+from jax_tcgemm.epilogues.code.places import Place, Places
+from jax_tcgemm.epilogues.code.reader import Reader
+from jax_tcgemm.epilogues.code.source import (
     EpilogueSource,
     InexpressibleError,
     Read,
     Reduction,
     Result,
 )
-from jax_tcgemm.epilogues.values import Value, View
+from jax_tcgemm.epilogues.code.values import Value, View
 
 
 def emit(
@@ -74,7 +75,7 @@ def emit(
     shapes = {var.aval.shape for var in jaxpr.jaxpr.invars[:num_accumulators]}
     if len(shapes) != 1:
         raise ValueError(f"epilogue: accumulators must be of one shape, got {sorted(shapes)}")
-    results = values.Reader(num_accumulators).read(jaxpr)
+    results = Reader(num_accumulators).read(jaxpr)
     emitter = _Emitter(*shapes, len(jaxpr.jaxpr.invars) - num_accumulators)
     stored = tuple(emitter.store(number, value) for number, value in enumerate(results))
     dtypes = tuple(var.aval.dtype for var in jaxpr.jaxpr.invars[:num_accumulators])

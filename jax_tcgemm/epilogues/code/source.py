@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from jax_tcgemm.epilogues.places import Places, linear, row_major
+from jax_tcgemm.epilogues.code.places import Places, linear, row_major
 
 # What the generated code calls, below csrc.
 HEADER = "epilogue/elementwise.cuh"
