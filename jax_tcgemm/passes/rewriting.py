@@ -43,7 +43,7 @@ from jax_tcgemm.problem.call_options import CallOptions, Provenance, RoundingsRe
 from jax_tcgemm.problem.dtypes import accumulator_dtype
 from jax_tcgemm.problem.function import MOST_READS, MOST_RESULTS
 from jax_tcgemm.problem.precision import is_split
-from jax_tcgemm.products.ragged_dot import ragged_dot_general
+from jax_tcgemm.products.ragged.ragged_dot import ragged_dot_general
 from jax_tcgemm.system.jax_internals import (
     as_jaxpr,
     has_plain_context,

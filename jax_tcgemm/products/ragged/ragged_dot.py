@@ -1,34 +1,24 @@
-"""Public `ragged_dot`, `ragged_dot_general` and `gated_ragged_linear`: grouped products."""
+"""Public `ragged_dot` and `ragged_dot_general`: grouped products."""
 
-import functools
 from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from jax_tcgemm.primitives import dot_general as dense
-from jax_tcgemm.primitives import ragged_dot as primitive
-from jax_tcgemm.primitives.encodings.ragged import RaggedOperands
-from jax_tcgemm.problem.activations import canonical_activation
-from jax_tcgemm.problem.layers import Layer, rounded_dtype
 from jax_tcgemm.problem.precision import canonical_precision
-from jax_tcgemm.products import quantized, quantized_groups
+from jax_tcgemm.products import quantized
 from jax_tcgemm.products.arguments import (
-    ShapeError,
-    accumulating,
-    as_array,
-    as_integers,
     call_options,
     canonical_element_type,
     canonical_sharding,
-    promoted_dtype,
 )
-from jax_tcgemm.products.epilogue import check_alone, with_grouped_epilogue
-from jax_tcgemm.products.packed import is_packed, kind_of
+from jax_tcgemm.products.epilogue import check_alone
 from jax_tcgemm.products.quantized import as_operand, as_weight
-from jax_tcgemm.products.ragged_dimensions import Dimensions
+from jax_tcgemm.products.ragged import quantized_groups
+from jax_tcgemm.products.ragged.arguments import as_offset, as_sizes
+from jax_tcgemm.products.ragged.dimensions import Dimensions
+from jax_tcgemm.products.ragged.fused import fused_product
 from jax_tcgemm.sharding.partitioning import resharded
 
 _ROWS = lax.RaggedDotDimensionNumbers(
@@ -187,7 +177,7 @@ def ragged_dot(
             config,
             batch_invariant,
         )
-    return _fused(
+    return fused_product(
         op,
         ("lhs", lhs),
         ("rhs", rhs, ("g", "k", "n")),
@@ -294,189 +284,6 @@ def ragged_dot_general(
     )
 
 
-def gated_ragged_linear(
-    x,
-    weights,
-    group_sizes,
-    activation="silu",
-    group_offset=None,
-    *,
-    bias=None,
-    gather_indices=None,
-    precision=None,
-    preferred_element_type=None,
-    out_sharding=None,
-    epilogue: Callable | None = None,
-    epilogue_operands: Sequence = (),
-    implementation: str | None = None,
-    config: str | None = None,
-    batch_invariant: bool | int | None = None,
-):
-    """Gated linear layer of experts: both grouped products and the gate in one call.
-
-        out[i] = f(x[i] @ weights[g, :, 0] + bias[g, 0]) * (x[i] @ weights[g, :, 1] + bias[g, 1])
-
-    for the rows i of group g, and 0 for rows of no group.
-
-    Args:
-      x: array of shape (m, k), or a `QuantizedArray`.
-      weights: array of shape (g, k, 2, n), a `QuantizedArray` or a `PackedWeight`. Index 0 of the
-        third dimension is the gate, index 1 is the up matrix. An array of shape (g, k, 2n) whose
-        first n columns are the gate can be reshaped to this shape.
-      group_sizes: number of rows of each group; see `ragged_dot`.
-      activation: the function f; see `ragged_dot`.
-      group_offset: first group of weights; see `ragged_dot`.
-      bias: None, or an array of shape (g, 2, n).
-      gather_indices: rows of x to use; see `ragged_dot`.
-      precision: precision of both products; see `ragged_dot`.
-      preferred_element_type: dtype of the result; see `ragged_dot`.
-      out_sharding: sharding of the result; see `ragged_dot`.
-      epilogue: None, or a function of both products (gate first), in place of activation, bias and
-        preferred_element_type; see `ragged_dot`.
-      epilogue_operands: arrays that the epilogue receives after the products; see `ragged_dot`.
-      implementation: name of an implementation; see `ragged_dot`.
-      config: name of a config of that implementation; see `ragged_dot`.
-      batch_invariant: whether rows are batch-invariant; see `ragged_dot`.
-
-    Returns:
-      Array of shape (m, n). With an epilogue, the results of the epilogue.
-
-    Raises:
-      TypeError: under the conditions of `ragged_dot`.
-      ValueError: under the conditions of `ragged_dot`.
-
-    Numerics:
-      The rules of `ragged_dot` with an activation apply.
-
-    Examples:
-      >>> import jax.numpy as jnp, jax_tcgemm
-      >>> tokens, experts = jnp.ones((10, 8)), jnp.ones((3, 8, 2, 4))
-      >>> jax_tcgemm.gated_ragged_linear(tokens, experts, jnp.array([4, 0, 5]), "relu")[:, 0]
-      Array([64., 64., 64., 64., 64., 64., 64., 64., 64.,  0.], dtype=float32)
-    """
-    op = "gated_ragged_linear"
-    x, weights = as_operand(op, "x", x), as_weight(op, "weights", weights, of_groups=True)
-    replaced = {
-        # That it has by default is not asked for.
-        "activation": None if isinstance(activation, str) and activation == "silu" else activation,
-        **{"bias": bias, "preferred_element_type": preferred_element_type},
-    }
-    check_alone(op, epilogue, epilogue_operands, **replaced)
-    return _fused(
-        op,
-        ("x", x),
-        ("weights", weights, ("g", "k", "2", "n")),
-        group_sizes,
-        group_offset,
-        bias,
-        gather_indices,
-        activation,
-        True,
-        precision,
-        preferred_element_type,
-        out_sharding,
-        epilogue,
-        epilogue_operands,
-        implementation,
-        config,
-        batch_invariant,
-    )
-
-
-def _fused(
-    op,
-    named_lhs,
-    named_rhs,
-    group_sizes,
-    group_offset,
-    bias,
-    gather_indices,
-    activation,
-    gated,
-    precision,
-    preferred_element_type,
-    out_sharding,
-    epilogue,
-    epilogue_operands,
-    implementation,
-    config,
-    batch_invariant,
-):
-    """Run a grouped product; operands are (name, array[, names of sizes]), for messages."""
-    (lhs_name, lhs), (rhs_name, rhs, extents) = named_lhs, named_rhs
-    kind = kind_of(rhs, otherwise="ragged")
-    options = call_options(op, implementation, config, batch_invariant, kind)
-    group_sizes = as_sizes(op, group_sizes)
-
-    def check_shape(name, x, rule, holds):
-        if not holds:
-            raise ShapeError(
-                f"{op}: {name} must have shape {rule}, got {name}.shape={x.shape} with "
-                f"{lhs_name}.shape={lhs.shape} and {rhs_name}.shape={rhs.shape}; reshape it"
-            )
-
-    check_shape(lhs_name, lhs, "(m, k)", lhs.ndim == 2)
-    fits = rhs.ndim == len(extents) and rhs.shape[1] == lhs.shape[1]
-    check_shape(rhs_name, rhs, f"({', '.join(extents)})", fits and (not gated or rhs.shape[2] == 2))
-    s = rhs.shape[0] if group_offset is None else "s"
-    fits = group_sizes.ndim == 1 and s in ("s", group_sizes.shape[0])
-    check_shape("group_sizes", group_sizes, f"({s},)", fits)
-    if bias is not None:
-        bias = as_array(op, "bias", bias)
-        expected = (rhs.shape[0], *rhs.shape[2:])
-        check_shape("bias", bias, expected, bias.shape == expected)
-    if gather_indices is not None:
-        gather_indices = as_integers(op, "gather_indices", gather_indices)
-        check_shape("gather_indices", gather_indices, "(rows,)", gather_indices.ndim == 1)
-    offset = as_offset(op, group_offset)
-    preferred = canonical_element_type(op, preferred_element_type)
-    if is_quantized := quantized.is_any(lhs, rhs):
-        preferred = quantized.result_dtype(op, preferred, lhs, rhs)
-    layer = None
-    if epilogue is None:
-        activation = canonical_activation(op, activation)
-        dtype = promoted_dtype(op, lhs.dtype, rhs.dtype) if preferred is None else preferred
-        if (activation != "none" or bias is not None) and not jnp.issubdtype(dtype, jnp.floating):
-            raise TypeError(
-                f"{op}: the result must be real floating point where there is an activation or a "
-                f"bias, got dtype {dtype}; pass preferred_element_type"
-            )
-        biases = ()
-        if bias is not None:
-            biases = (bias[:, :1], bias[:, 1:]) if gated else (bias[:, None],)
-        layer = Layer(np.dtype(dtype), activation, gated=gated, num_biases=len(biases))
-        epilogue, epilogue_operands = layer, biases
-    how = {"gated": gated, "out_sharding": out_sharding}
-    if is_quantized:
-        ragged = RaggedOperands(lhs, rhs, group_sizes, offset, gather_indices)
-        found = quantized_groups.grouped(
-            options, ragged, epilogue, epilogue_operands, precision=precision, **how
-        )
-        if found is not None:
-            return found
-        rhs = rhs.dequantize(lhs.dtype) if is_packed(rhs) else rhs
-        lhs, rhs = quantized.as_arrays(lhs, rhs)
-        precision = quantized.of_wide_numbers(op, precision)
-    if rounded_dtype(epilogue) is None:
-        lhs, rhs = (lhs, rhs) if layer is None else accumulating(layer.dtype, lhs, rhs)
-        ragged = RaggedOperands(lhs, rhs, group_sizes, offset, gather_indices)
-        return with_grouped_epilogue(
-            options, ragged, epilogue, epilogue_operands, precision=precision, **how
-        )
-    return primitive.ragged_dot(
-        lhs,
-        rhs,
-        group_sizes,
-        offset,
-        gather_indices,
-        options=options,
-        groups=rhs.shape[0],
-        precision=canonical_precision(op, precision),
-        preferred_element_type=preferred,
-        out_sharding=canonical_sharding(op, out_sharding, 2),
-    )
-
-
 def _ragged_dot_general(
     op,
     lhs,
@@ -517,33 +324,3 @@ def _ragged_dot_general(
     group_sizes = dims.scaled(group_sizes)
     run = dims.rows if dims.form == "rows" else dims.contraction
     return run(lhs, rhs, group_sizes, offset, **common)
-
-
-def as_sizes(op: str, x) -> jax.Array:
-    """Return the group_sizes of a grouped product as integers with at least one dimension."""
-    x = as_integers(op, "group_sizes", x)
-    if x.ndim == 0:
-        raise ShapeError(
-            f"{op}: group_sizes must have at least one dimension, got group_sizes.shape=(); "
-            "pass one size for each group"
-        )
-    return x
-
-
-@functools.partial(jax.jit, inline=True)
-def _no_offset() -> jax.Array:
-    """Make the offset 0 on the device. An eager constant is a transfer, which may be forbidden."""
-    return jnp.zeros((1,), jnp.int32)
-
-
-def as_offset(op: str, group_offset) -> jax.Array:
-    """Return the group_offset of a grouped product as an array of one integer."""
-    if group_offset is None:
-        return _no_offset()
-    offset = as_integers(op, "group_offset", group_offset)
-    if offset.size != 1:
-        raise ShapeError(
-            f"{op}: group_offset must be one integer, got group_offset.shape={offset.shape}; "
-            "pass an array of shape (1,)"
-        )
-    return jnp.reshape(offset, (1,))
