@@ -13,7 +13,8 @@ from epilogue_call import FORMS, wide
 from kernel_instances import mma_sync, second_kernel, wgmma, wmma_tiled
 from mistakes import Mistake, as_mutants
 
-from jax_tcgemm.device import dense, epilogue
+from jax_tcgemm.device import epilogue
+from jax_tcgemm.device.dense import product as dense
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.selection import implementations
 from jax_tcgemm.selection.choice import Choice

@@ -16,8 +16,12 @@ from jax import lax
 from jax.extend import core
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import dense, fused
+from jax_tcgemm.device import fused
 from jax_tcgemm.device.call import call
+from jax_tcgemm.device.dense import call as dense_call
+from jax_tcgemm.device.dense import plan as dense_plan
+from jax_tcgemm.device.dense import product as dense
+from jax_tcgemm.device.dense.operands import prepare
 from jax_tcgemm.device.folding import Fold
 from jax_tcgemm.device.fused import FusibleProduct, Plan, out_dtype_of, unfused
 from jax_tcgemm.device.levels import Levels, placed_function, strides_of
@@ -122,7 +126,7 @@ class Product(FusibleProduct):
 
     def copies(self, plan: Plan) -> tuple[str, ...]:
         """Return those of the product."""
-        return dense.copies(self.product, plan.folded.numerics, plan.folded.fold)
+        return dense_plan.copies(self.product, plan.folded.numerics, plan.folded.fold)
 
     def xla_us(self, plan: Plan, device: selection.Device) -> float | None:
         """Return the estimated time of XLA's products and its loop."""
@@ -371,8 +375,8 @@ def _with_function(plan: Plan, lhs, *others) -> list[jax.Array]:
     rights, operands = others[: plan.product.num_rhs], others[plan.product.num_rhs :]
     bare = plan.product.product
     arrays = [
-        dense.prepare(lhs, bare, numerics, fold),
-        *(dense.prepare(x, bare, numerics, fold, is_rhs=True) for x in rights),
+        prepare(lhs, bare, numerics, fold),
+        *(prepare(x, bare, numerics, fold, is_rhs=True) for x in rights),
     ]
     if fold.swapped:
         arrays.reverse()
@@ -449,11 +453,11 @@ def _scaled(plan: Plan, lhs, rhs, *operands) -> list[jax.Array]:
     """Carries out the call with alpha and beta."""
     product, own = plan.product.product, plan.folded
     numerics, fold = own.numerics, own.fold
-    a = dense.prepare(lhs, product, numerics, fold)
-    b = dense.prepare(rhs, product, numerics, fold, is_rhs=True)
+    a = prepare(lhs, product, numerics, fold)
+    b = prepare(rhs, product, numerics, fold, is_rhs=True)
     a, b = (b, a) if fold.swapped else (a, b)
     residual = operands[own.operands[0]].astype(numerics.out_dtype) if own.operands else None
-    out = dense.local_gemm(
+    out = dense_call.local_gemm(
         plan.problem,
         a,
         b,

@@ -1,6 +1,6 @@
 """The plan of a call that is one problem or XLA's: what to say, and what is chosen.
 
-As in dense.py, `make_plan` decides everything from shapes and dtypes; rows.py, packed.py,
+As in dense/plan.py, `make_plan` decides everything from shapes and dtypes; rows.py, packed.py,
 quantize.py and split_precision.py carry plans out, and `explain` prints them.
 """
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jax.extend import core
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import dense
+from jax_tcgemm.device.dense import product as dense
 from jax_tcgemm.epilogues.rounding import of_stored
 from jax_tcgemm.problem.gemm import Problem
 from jax_tcgemm.system.jax_internals import as_jaxpr
