@@ -14,11 +14,12 @@ from random_arrays import normal, widened
 
 import jax_tcgemm
 from jax_tcgemm import selection, tensor
-from jax_tcgemm.device import epilogue, split_precision
+from jax_tcgemm.device import split_precision
 from jax_tcgemm.device.dense import call as dense_call
 from jax_tcgemm.device.dense import plan as dense_plan
 from jax_tcgemm.device.dense import product as dense
 from jax_tcgemm.device.dense.operands import prepare
+from jax_tcgemm.device.fusion import epilogue
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.precision import canonical_precision, resolve
 from jax_tcgemm.selection.devices import ASSUMED_GPU

@@ -13,10 +13,11 @@ from jax.sharding import PartitionSpec as P
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import blas as device_blas
-from jax_tcgemm.device import fused, grouped, request
+from jax_tcgemm.device import grouped, request
 from jax_tcgemm.device import tensor as device_tensor
 from jax_tcgemm.device.dense import plan as dense_plan
 from jax_tcgemm.device.dense import product as dense
+from jax_tcgemm.device.fusion import fused
 from jax_tcgemm.inspect.epilogue_operations import epilogue_operations
 from jax_tcgemm.passes import rewriting
 from jax_tcgemm.passes.transpositions import transposed_operands

@@ -4,8 +4,8 @@ import jax
 from jax import lax
 
 from jax_tcgemm.device import split_precision
+from jax_tcgemm.device.dense.folding import Fold
 from jax_tcgemm.device.dense.product import Product, split_of
-from jax_tcgemm.device.folding import Fold
 from jax_tcgemm.problem.precision import Numerics
 
 

@@ -10,6 +10,7 @@ import math
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import split_precision
+from jax_tcgemm.device.dense.folding import Fold
 from jax_tcgemm.device.dense.product import (
     Product,
     fold_product,
@@ -18,7 +19,6 @@ from jax_tcgemm.device.dense.product import (
     of_nominal_rows,
     split_of,
 )
-from jax_tcgemm.device.folding import Fold
 from jax_tcgemm.device.plan import BasePlan
 from jax_tcgemm.problem.gemm import Problem
 from jax_tcgemm.problem.precision import Numerics

@@ -8,7 +8,7 @@ import numpy as np
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import split_precision
-from jax_tcgemm.device.folding import Fold, MatrixLayout, fold
+from jax_tcgemm.device.dense.folding import Fold, MatrixLayout, fold
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
 from jax_tcgemm.problem.gemm import Operand, Problem

@@ -14,11 +14,12 @@ import numpy as np
 from jax.extend import core
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import fused, request
+from jax_tcgemm.device import request
 from jax_tcgemm.device.call import call
-from jax_tcgemm.device.epilogue import Made, stored
-from jax_tcgemm.device.fused import FusibleProduct, Plan, out_dtype_of, unfused
-from jax_tcgemm.device.levels import Levels, placed_function, strides_of
+from jax_tcgemm.device.fusion import fused
+from jax_tcgemm.device.fusion.fused import FusibleProduct, Plan, out_dtype_of, unfused
+from jax_tcgemm.device.fusion.levels import Levels, placed_function, strides_of
+from jax_tcgemm.device.fusion.results import Made, stored
 from jax_tcgemm.epilogues import InexpressibleError, emit
 from jax_tcgemm.epilogues.concatenation import split_concatenated_results
 from jax_tcgemm.problem.call_options import CallOptions

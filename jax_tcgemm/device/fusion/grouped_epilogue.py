@@ -13,11 +13,12 @@ from jax import lax
 from jax.extend import core
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import fused, grouped
+from jax_tcgemm.device import grouped
 from jax_tcgemm.device.call import call
-from jax_tcgemm.device.epilogue import carried, stored
-from jax_tcgemm.device.fused import FusibleProduct, Plan, out_dtype_of
-from jax_tcgemm.device.levels import Levels, placed_function, strides_of
+from jax_tcgemm.device.fusion import fused
+from jax_tcgemm.device.fusion.fused import FusibleProduct, Plan, out_dtype_of
+from jax_tcgemm.device.fusion.levels import Levels, placed_function, strides_of
+from jax_tcgemm.device.fusion.results import carried, stored
 from jax_tcgemm.epilogues import InexpressibleError, emit
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.call_options import CallOptions

@@ -13,8 +13,8 @@ import numpy as np
 from jax_tcgemm import selection
 from jax_tcgemm.device import grouped
 from jax_tcgemm.device.call import call
-from jax_tcgemm.device.fused import Plan
-from jax_tcgemm.device.grouped_epilogue import Folded, GroupedProduct
+from jax_tcgemm.device.fusion.fused import Plan
+from jax_tcgemm.device.fusion.grouped_epilogue import Folded, GroupedProduct
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.dtypes import DTYPES
 
