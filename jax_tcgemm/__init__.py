@@ -34,7 +34,6 @@ from jax_tcgemm.problem.packed_weight import PackedWeight
 from jax_tcgemm.problem.quantized import QuantizedArray
 from jax_tcgemm.products.batch_invariant import batch_invariant
 from jax_tcgemm.products.collective import all_gather_matmul, matmul_reduce_scatter
-from jax_tcgemm.products.combine_rows import combine_rows
 from jax_tcgemm.products.dot_general import dot_general
 from jax_tcgemm.products.gram import gram
 from jax_tcgemm.products.linear import gated_linear, linear
@@ -43,7 +42,9 @@ from jax_tcgemm.products.mlp import mlp
 from jax_tcgemm.products.muon import scale_by_muon
 from jax_tcgemm.products.newton_schulz import newton_schulz
 from jax_tcgemm.products.patch import patch
-from jax_tcgemm.products.ragged_dot import gated_ragged_linear, ragged_dot, ragged_dot_general
+from jax_tcgemm.products.ragged.combine_rows import combine_rows
+from jax_tcgemm.products.ragged.gated_ragged_linear import gated_ragged_linear
+from jax_tcgemm.products.ragged.ragged_dot import ragged_dot, ragged_dot_general
 from jax_tcgemm.products.scaled_matmul import scaled_matmul
 from jax_tcgemm.quantization.block_formats import pack_mxfp4, pack_mxfp8, pack_nvfp4
 from jax_tcgemm.quantization.checkpoints import (

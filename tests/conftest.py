@@ -232,10 +232,10 @@ def gpu():
 @pytest.fixture
 def chunk_bytes(request, monkeypatch):
     """The argument of losses with logits in chunks; None with stored ones where it is "stored"."""
-    from jax_tcgemm.losses import logits
+    from jax_tcgemm.losses import softmax as sm
 
     is_stored = request.param == "stored"
-    monkeypatch.setattr(logits, "_FEW_LOGITS", 1 << 40 if is_stored else 0)
+    monkeypatch.setattr(sm, "_FEW_LOGITS", 1 << 40 if is_stored else 0)
     return None if is_stored else request.param
 
 

@@ -19,7 +19,7 @@ from emulated import reason
 from jax.extend import core
 
 from jax_tcgemm.epilogues import HEADER, EpilogueSource, Result, emit
-from jax_tcgemm.epilogues.expressions import STORED, computed
+from jax_tcgemm.epilogues.code.expressions import STORED, computed
 from jax_tcgemm.kernels import Instance, nvrtc
 
 of_elements = [

@@ -11,7 +11,7 @@ import numpy as np
 from emulated import cuda_include
 
 from jax_tcgemm.epilogues import HEADER, EpilogueSource, Read
-from jax_tcgemm.epilogues.expressions import STORED, computed, is_narrow
+from jax_tcgemm.epilogues.code.expressions import STORED, computed, is_narrow
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

@@ -21,7 +21,7 @@ from emulated_units import carried as carried
 from kernel_instances import MMA_SYNC_INSTRUCTIONS, WGMMA_INSTRUCTIONS
 from mistakes import Mistake, plant
 
-from jax_tcgemm.device import epilogue
+from jax_tcgemm.device.fusion.results import result_arrays
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.selection import tables
 from jax_tcgemm.selection.configs import WgmmaConfig
@@ -461,7 +461,7 @@ def _outputs(problem) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     if problem.kind == "rows":
         is_sums = problem.form == "sums"
         return {"d": ((problem.targets, problem.n) if is_sums else (problem.pairs,), out)}
-    d, *others = epilogue.result_arrays(problem)
+    d, *others = result_arrays(problem)
     found = {"d": (d.shape, out)}
     return found | {f"function result {i}": (x.shape, x.dtype) for i, x in enumerate(others)}
 

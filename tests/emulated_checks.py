@@ -11,7 +11,8 @@ from emulated import Source, carried
 from gpu.gemm_call import CASES, Case, Types, make_inputs, mismatch
 from mistakes import Mistake
 
-from jax_tcgemm.device import dense, epilogue
+from jax_tcgemm.device.dense import product as dense
+from jax_tcgemm.device.fusion import epilogue
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.ragged import RaggedProblem

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tcgemm.device import dense, epilogue, fused
+from jax_tcgemm.device.dense import product as dense
+from jax_tcgemm.device.fusion import epilogue, fused
 from jax_tcgemm.problem.activations import ACTIVATIONS
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES, wide_dtype

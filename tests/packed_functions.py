@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from packed_cases import Case, instances
 
-from jax_tcgemm.device import packed
+from jax_tcgemm.device.fusion import packed
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
 from jax_tcgemm.problem.packed_weight import CODINGS

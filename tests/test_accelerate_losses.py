@@ -26,7 +26,8 @@ from written_losses import (
 
 import jax_tcgemm
 from jax_tcgemm.losses import top_k
-from jax_tcgemm.passes import loss_calls, loss_programs
+from jax_tcgemm.passes.losses import calls as loss_calls
+from jax_tcgemm.passes.losses import programs as loss_programs
 
 
 @pytest.fixture(autouse=True)

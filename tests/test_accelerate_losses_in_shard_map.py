@@ -13,7 +13,7 @@ from random_arrays import draw
 from written_losses import VOCABULARY, WRITTEN, accelerate, of_any_size, operands
 
 import jax_tcgemm
-from jax_tcgemm.passes import loss_calls
+from jax_tcgemm.passes.losses import calls as loss_calls
 
 
 @pytest.fixture(autouse=True)

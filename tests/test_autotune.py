@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 import jax_tcgemm
 from jax_tcgemm import selection
 from jax_tcgemm.command.cli import app
-from jax_tcgemm.device import epilogue
+from jax_tcgemm.device.fusion.results import result_arrays
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.selection import tables
-from jax_tcgemm.selection.choice import _collectors
+from jax_tcgemm.selection.observation import _collectors
 from jax_tcgemm.tuning import autotune, measuring, timing
 
 # In the package, this name is the function.
@@ -294,7 +294,7 @@ def test_functions_have_operands_to_be_measured_with():
     a, b, *others = [math.prod(shape) for shape, _ in shapes]
     assert (a, b) == (24 * 16, 16 * 2 * 40)
     assert sorted(others) == [2 * 40, 24 * 40]
-    d, saved = epilogue.result_arrays(case.problem)
+    d, saved = result_arrays(case.problem)
     assert (d.shape, saved.shape) == ((1, 24, 40), (1, 24, 2, 40))
 
 

@@ -20,10 +20,12 @@ from jax_tcgemm.bench import functions, records, regret, suites
 from jax_tcgemm.problem.epilogue import Epilogue
 from jax_tcgemm.problem.function import Cost, Function, Result
 from jax_tcgemm.problem.gemm import Operand, Problem
-from jax_tcgemm.selection import cost_model, devices, library_cost, tables
-from jax_tcgemm.selection.choice import cautious_us
+from jax_tcgemm.selection import devices, tables
 from jax_tcgemm.selection.configs import Schedule, WgmmaConfig
+from jax_tcgemm.selection.cost_model import coverage, library_cost, prediction
+from jax_tcgemm.selection.cost_model.calibration import H200, calibration_of
 from jax_tcgemm.selection.implementations import Candidate
+from jax_tcgemm.selection.ranking import cautious_us
 from jax_tcgemm.system import modules
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -63,7 +65,7 @@ def problem(m, n, k, layout="NN", dtype="bf16", batch=1, pad=0, pitch=1):
 
 
 def best(p):
-    return CONFIGS[int(np.argmin(cost_model.predict(p, NUM_SMS, CONFIGS).wgmma))]
+    return CONFIGS[int(np.argmin(prediction.predict(p, NUM_SMS, CONFIGS).wgmma))]
 
 
 def with_epilogue(p, **epilogue):
@@ -71,7 +73,7 @@ def with_epilogue(p, **epilogue):
 
 
 def us(p, config):
-    return float(cost_model.predict(p, NUM_SMS, (config,)).wgmma[0])
+    return float(prediction.predict(p, NUM_SMS, (config,)).wgmma[0])
 
 
 @pytest.mark.parametrize(
@@ -97,18 +99,18 @@ def test_what_is_preferred(extents, expected):
 def test_every_config_of_the_kernels_is_understood():
     assert len(BASES) > 10
     assert len(SPLITS) > 10
-    assert cost_model.knows(CONFIGS)
-    assert not cost_model.knows(("small", "large"))
-    assert cost_model.models(problem(64, 64, 64))
-    assert not cost_model.models(problem(64, 64, 64, dtype="f64"))
-    assert not cost_model.models(problem(64, 64, 0))
+    assert coverage.knows(CONFIGS)
+    assert not coverage.knows(("small", "large"))
+    assert coverage.models(problem(64, 64, 64))
+    assert not coverage.models(problem(64, 64, 64, dtype="f64"))
+    assert not coverage.models(problem(64, 64, 0))
 
 
 @pytest.mark.parametrize("extents", [(1, 1, 1), (7, 3, 70001), (100000, 16, 64), (0, 4, 8)])
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 def test_predictions_are_times(extents, dtype):
     p = problem(*extents, dtype=dtype)
-    predicted = cost_model.predict(p, NUM_SMS, CONFIGS).wgmma
+    predicted = prediction.predict(p, NUM_SMS, CONFIGS).wgmma
     assert predicted.shape == (len(CONFIGS),)
     assert np.all(np.isfinite(predicted))
     assert np.all(predicted > 1)
@@ -176,7 +178,7 @@ def losses_among(rows, **how):
     found = []
     for p, of_config in times.items():
         configs = tuple(of_config)
-        choice = configs[int(np.argmin(cost_model.predict(p, NUM_SMS, configs).wgmma))]
+        choice = configs[int(np.argmin(prediction.predict(p, NUM_SMS, configs).wgmma))]
         found.append(of_config[choice] / min(of_config.values()) - 1)
     return found
 
@@ -243,7 +245,7 @@ def test_tf32_copies_one_operand_where_it_is_not_k_major(config, copied):
 
 def test_cublaslt_is_left_what_would_be_copied_and_hardly_multiplied():
     def ratio(p):
-        predicted = cost_model.predict(p, NUM_SMS, CONFIGS)
+        predicted = prediction.predict(p, NUM_SMS, CONFIGS)
         return predicted.cublaslt / min(predicted.wgmma)
 
     assert ratio(problem(4096, 4096, 4096, "TN", "f32")) < 1
@@ -254,7 +256,7 @@ def test_cublaslt_is_left_what_would_be_copied_and_hardly_multiplied():
 
 def test_cublaslt_splits_no_batch_and_reads_rows_that_start_anywhere_as_they_are():
     def ratio(p):
-        predicted = cost_model.predict(p, NUM_SMS, CONFIGS)
+        predicted = prediction.predict(p, NUM_SMS, CONFIGS)
         return predicted.cublaslt / min(predicted.wgmma)
 
     assert ratio(problem(64, 448, 16448, "TN", "f32", batch=2)) > 1.5
@@ -271,7 +273,7 @@ def test_what_is_left_to_xla():
     """
 
     def ratio(p):
-        predicted = cost_model.predict(p, NUM_SMS, CONFIGS)
+        predicted = prediction.predict(p, NUM_SMS, CONFIGS)
         return predicted.xla / min(predicted.wgmma)
 
     assert ratio(problem(24, 24, 24, "TN")) < 1
@@ -288,7 +290,7 @@ def test_what_is_left_to_xla():
 
 def test_xla_is_predicted_for_bare_products_of_packed_operands():
     def xla(p):
-        return cost_model.predict(p, NUM_SMS, CONFIGS).xla
+        return prediction.predict(p, NUM_SMS, CONFIGS).xla
 
     p = problem(64, 64, 64)
     assert xla(p) > 1
@@ -313,13 +315,13 @@ def test_mma_sync_is_predicted_for_bare_products_of_16_bits_and_tf32():
 
 
 def test_an_h100_has_the_same_sms_beside_a_slower_memory():
-    h100 = cost_model.calibration_of("NVIDIA H100 80GB HBM3")
-    assert cost_model.calibration_of("NVIDIA H200") is cost_model.H200
-    assert cost_model.calibration_of("a device of tomorrow") is cost_model.H200
+    h100 = calibration_of("NVIDIA H100 80GB HBM3")
+    assert calibration_of("NVIDIA H200") is H200
+    assert calibration_of("a device of tomorrow") is H200
 
     def ratios(p):
-        on_h200 = cost_model.predict(p, NUM_SMS, CONFIGS)
-        on_h100 = cost_model.predict(p, NUM_SMS, CONFIGS, h100)
+        on_h200 = prediction.predict(p, NUM_SMS, CONFIGS)
+        on_h100 = prediction.predict(p, NUM_SMS, CONFIGS, h100)
         return [min(x.wgmma) for x in (on_h100, on_h200)], (on_h100.xla, on_h200.xla)
 
     for slow, fast in ratios(problem(1, 65536, 8192)):
@@ -339,7 +341,7 @@ def test_an_h100_has_the_same_sms_beside_a_slower_memory():
 )
 def test_what_is_chosen_of_all_measured_ways_is_near_the_fastest(name, count, geomean, low):
     """Of random products on an H100, bare ones, of the ways that predictions tell apart."""
-    calibration = cost_model.calibration_of("NVIDIA H100 80GB HBM3")
+    calibration = calibration_of("NVIDIA H100 80GB HBM3")
     ratios = []
     for outcome in regret.read(MEASURED.with_name(name)):
         case, times = outcome.draw.case, {name: us for name, (us, _) in outcome.times.items()}
@@ -348,10 +350,10 @@ def test_what_is_chosen_of_all_measured_ways_is_near_the_fastest(name, count, ge
         dtype = {"bf16": "bf16", "tf32": "f32"}[case.dtype]
         p = problem(case.m, case.n, case.k, case.layout, dtype, case.batch)
         ours = tuple(name.removeprefix("wgmma/") for name in times if name.startswith("wgmma"))
-        predicted = cost_model.predict(p, NUM_SMS, ours or CONFIGS[:1], calibration)
+        predicted = prediction.predict(p, NUM_SMS, ours or CONFIGS[:1], calibration)
         us = dict(zip((f"wgmma/{config}" for config in ours), predicted.wgmma, strict=False))
         # cuBLASLt's aligned products are told from the fastest of all of ours.
-        us["cublaslt/heuristic0"] = cost_model.predict(p, NUM_SMS, CONFIGS, calibration).cublaslt
+        us["cublaslt/heuristic0"] = prediction.predict(p, NUM_SMS, CONFIGS, calibration).cublaslt
         us["xla/default"] = predicted.xla
         mma_sync = [way for way in times if way.startswith("mma_sync/")]
         configs = tuple(way.removeprefix("mma_sync/") for way in mma_sync)
@@ -372,8 +374,8 @@ def test_it_goes_over_whole_arrays_of_configs():
     p = problem(4096, 4096, 4096)
 
     def predicted(names):
-        cost_model.predict(p, NUM_SMS, names)  # Names are parsed once.
-        return steps(lambda: cost_model.predict(p, NUM_SMS, names))
+        prediction.predict(p, NUM_SMS, names)  # Names are parsed once.
+        return steps(lambda: prediction.predict(p, NUM_SMS, names))
 
     assert predicted(CONFIGS) == predicted(CONFIGS[:8])
     assert 100 < predicted(CONFIGS) < 800
@@ -470,12 +472,12 @@ def test_ping_pong_takes_the_longer_of_a_main_loop_and_a_function():
         return us(p, "128x128x64_c2x1x1_pp"), us(p, "128x256x64_c2x1x1_co")
 
     waves = 32 * 2 * 64 / NUM_SMS
-    own = 16 * cost_model.H200.function_work_us  # of a tile of 128 x 128
+    own = 16 * H200.function_work_us  # of a tile of 128 x 128
     assert with_work(8192, 40)[0] < with_work(8192, 1)[0] * 1.04
     assert with_work(8192, 40)[1] > with_work(8192, 1)[1] * 1.06
     more = with_work(256, 58)[0] - with_work(256, 38)[0]
-    fetched = 58 * 2 - cost_model.H200.function_cached_kib
-    fetched /= cost_model.H200.function_fetched_kib_per_us
+    fetched = 58 * 2 - H200.function_cached_kib
+    fetched /= H200.function_fetched_kib_per_us
     assert more == pytest.approx(waves / 2 * (20 * own + fetched), rel=0.1)
     # Longer code has one copy, which is not fetched again.
     assert with_work(256, 65)[0] < with_work(256, 64)[0] + waves / 2 * own

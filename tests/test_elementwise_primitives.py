@@ -34,7 +34,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from jax_tcgemm.epilogues.expressions import STORED
+from jax_tcgemm.epilogues.code.expressions import STORED
 
 pytestmark = of_elements
 

@@ -27,7 +27,7 @@ from elementwise_library import Library
 from jax import lax
 
 from jax_tcgemm.epilogues import InexpressibleError, Read, Reduction, Result, emit
-from jax_tcgemm.epilogues.places import Place
+from jax_tcgemm.epilogues.code.places import Place
 from jax_tcgemm.problem.activations import ACTIVATIONS
 
 pytestmark = of_elements

@@ -552,7 +552,7 @@ def test_explain_finds_products_of_the_function_itself():
 
 
 def test_explain_shows_generated_code(monkeypatch):
-    from jax_tcgemm.device import fused
+    from jax_tcgemm.device.fusion import fused
 
     monkeypatch.setattr(fused.Plan, "code", "struct Epilogue {};\n", raising=False)
     x, w = jnp.ones((M, K)), jnp.ones((K, N))

@@ -9,7 +9,7 @@ import pytest
 from random_arrays import normal
 
 import jax_tcgemm
-from jax_tcgemm.system import jax_internals
+from jax_tcgemm.system.jax_internals import jaxprs
 
 POINTS = jnp.linspace(-6.0, 6.0, 9)
 EDGES = np.linspace(-4.0, 4.0, 7, dtype="float32")
@@ -105,7 +105,7 @@ def test_what_becomes_elementwise_is_fused():
 
 def test_without_what_jax_replaces_them_by(monkeypatch):
     """As of a JAX that has another name for that."""
-    monkeypatch.setattr(jax_internals, "_lower_jaxpr", None)
+    monkeypatch.setattr(jaxprs, "_lower_jaxpr", None)
     x, w = normal(8, 16), normal(16, 12)
     function = lambda acc: jnp.interp(acc, POINTS, POINTS**3)  # noqa: E731
     f = functools.partial(jax_tcgemm.matmul, epilogue=function)

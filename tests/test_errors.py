@@ -9,7 +9,7 @@ import pytest
 
 import jax_tcgemm
 from jax_tcgemm import selection
-from jax_tcgemm.device import dense as local
+from jax_tcgemm.device.dense import call as dense_call
 from jax_tcgemm.problem.gemm import Operand, Problem
 
 NN = (((1,), (0,)), ((), ()))
@@ -111,4 +111,4 @@ def test_local_gemm_needs_c_for_beta():
     problem = Problem(1, 1, 4, 4, 4, dense, dense, "f32", "f32", beta=2.0)
     choice = selection.Choice("host", "auto", "")
     with pytest.raises(ValueError, match="c must be given"):
-        local.local_gemm(problem, np.ones(16), np.ones(16), choice=choice)
+        dense_call.local_gemm(problem, np.ones(16), np.ones(16), choice=choice)

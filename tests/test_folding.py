@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_tcgemm.device.folding import fold
+from jax_tcgemm.device.dense.folding import fold
 
 
 def _matrices(flat, layout, fold, rows, columns):

@@ -13,7 +13,9 @@ from epilogue_call import FORMS, wide
 from kernel_instances import mma_sync, second_kernel, wgmma, wmma_tiled
 from mistakes import Mistake, as_mutants
 
-from jax_tcgemm.device import dense, epilogue
+from jax_tcgemm.device.dense import product as dense
+from jax_tcgemm.device.fusion import epilogue
+from jax_tcgemm.device.fusion import results as call_results
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.selection import implementations
 from jax_tcgemm.selection.choice import Choice
@@ -203,7 +205,7 @@ class Call:
             own, result = np.asarray(expected[number]), function.results[place]
             found = got[place]
             if result.over:
-                found = epilogue._reduced(jnp.asarray(found), result, levels, self.shape)
+                found = call_results._reduced(jnp.asarray(found), result, levels, self.shape)
                 found = found.astype(own.dtype)
             assert own.dtype == found.dtype
             np.testing.assert_array_equal(found.reshape(own.shape), own)

@@ -24,7 +24,8 @@ from written_functions import (
 )
 
 import jax_tcgemm
-from jax_tcgemm.device import dense, epilogue
+from jax_tcgemm.device.dense import product as dense
+from jax_tcgemm.device.fusion import epilogue
 from jax_tcgemm.epilogues.shard_function import shard_function
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.selection.devices import ASSUMED_GPU

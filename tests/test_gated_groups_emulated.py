@@ -17,7 +17,7 @@ from mistakes import Mistake
 from mutants import WRONG, mutants
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import fused
+from jax_tcgemm.device.fusion import fused
 from jax_tcgemm.kernels import nvrtc
 from jax_tcgemm.primitives import epilogue_product
 from jax_tcgemm.primitives.encodings.ragged import Ragged

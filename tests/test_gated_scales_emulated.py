@@ -14,7 +14,7 @@ from mistakes import Mistake
 from mutants import mutants
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import fused
+from jax_tcgemm.device.fusion import fused
 from jax_tcgemm.primitives import epilogue_product
 from jax_tcgemm.primitives.encodings.block_scaled import BlockScaled
 from jax_tcgemm.problem.block_scales import BlockScales

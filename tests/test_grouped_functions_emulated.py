@@ -14,7 +14,8 @@ from kernel_instances import wgmma_ragged
 from mistakes import Mistake
 from mutants import mutants
 
-from jax_tcgemm.device import grouped, grouped_epilogue
+from jax_tcgemm.device import grouped
+from jax_tcgemm.device.fusion import grouped_epilogue
 from jax_tcgemm.kernels import nvrtc
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.selection.devices import ASSUMED_GPU

@@ -21,6 +21,7 @@ from random_arrays import normal
 
 import jax_tcgemm
 from jax_tcgemm.system import jax_internals
+from jax_tcgemm.system.jax_internals import avals, interpreters, lowering, traces
 
 PACKAGE = Path(jax_tcgemm.__file__).parent
 
@@ -45,11 +46,12 @@ def imported_without(monkeypatch, *names, **kwargs):
     """`jax_internals`, imported anew from a JAX that lacks these names."""
     scope = {}
     exec(LACKING, scope)
+    package = jax_internals.__name__
+    for name in [x for x in sys.modules if x == package or x.startswith(f"{package}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(jax_tcgemm.system, "jax_internals", jax_internals)  # Restored afterwards.
     monkeypatch.setattr(importlib, "import_module", scope["lacking"](*names, **kwargs))
-    spec = importlib.util.find_spec("jax_tcgemm.system.jax_internals")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module(package)
 
 
 def test_a_program_that_cannot_be_rewritten_runs_as_it_was(monkeypatch):
@@ -91,15 +93,15 @@ def test_programs_are_taken_over_as_they_are(monkeypatch):
         ]
 
     if jax.__version_info__ >= (0, 12):
-        assert jax.jit(lambda: jax_internals._writing_trace() is not None)()
-    assert jax_internals._writing_trace() is None
+        assert jax.jit(lambda: traces._writing_trace() is not None)()
+    assert traces._writing_trace() is None
     written = program()
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5),
         jax.jit(jax_tcgemm.accelerate(f))(x, w),
         f(x, w),
     )
-    monkeypatch.setattr(jax_internals, "_writing_trace", lambda: None)
+    monkeypatch.setattr(traces, "_writing_trace", lambda: None)
     assert program() == written
 
 
@@ -123,8 +125,8 @@ def test_errors_of_shardings(monkeypatch):
 def test_programs_are_lowered_where_jax_says_how(is_known, monkeypatch):
     """And traced once more where it does not."""
     if is_known:
-        assert jax_internals._lowers_programs()
-    monkeypatch.setattr(jax_internals, "_lowers_programs", lambda: is_known)
+        assert lowering._lowers_programs()
+    monkeypatch.setattr(lowering, "_lowers_programs", lambda: is_known)
     x = normal(6, 6)
 
     def f(x):
@@ -152,8 +154,8 @@ def test_variables_and_programs_of_ours():
 
 
 def test_nothing_else_imports_what_is_not_public():
-    allowed = {PACKAGE / "system" / "jax_internals.py"}
-    for file in set(PACKAGE.rglob("*.py")) - allowed:
+    allowed = (PACKAGE / "system" / "jax_internals").glob("*.py")
+    for file in set(PACKAGE.rglob("*.py")) - set(allowed):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             names = [alias.name for alias in getattr(node, "names", ()) if hasattr(alias, "name")]
             if isinstance(node, ast.ImportFrom):
@@ -200,7 +202,7 @@ importlib.import_module = real
 from jax_tcgemm.system import jax_internals
 for function in (jax_internals.ad.defbilinear, jax_internals.ad.is_undefined_primal,
                  jax_internals.ad.instantiate_zeros, jax_internals.xla.apply_primitive):
-    assert function.__module__ == "jax_tcgemm.system.jax_internals"
+    assert function.__module__ == "jax_tcgemm.system.jax_internals.rules"
 
 x, w = (jax.random.normal(jax.random.key(i), (8, 8)) for i in range(2))
 c = w[0]
@@ -290,16 +292,14 @@ def test_the_type_of_a_product(monkeypatch):
         "preferred_element_type": np.dtype(np.float32),
         "out_sharding": None,
     }
-    avals = jax.typeof(A), jax.typeof(B)
-    expected = jax_internals.product_type(*avals, **params)
+    types_of = jax.typeof(A), jax.typeof(B)
+    expected = jax_internals.product_type(*types_of, **params)
     assert expected.shape == (8, 4)
-    monkeypatch.setattr(
-        jax_internals, "dot_general_p", Lacking(jax_internals.dot_general_p, "abstract_eval")
-    )
+    monkeypatch.setattr(avals, "dot_general_p", Lacking(avals.dot_general_p, "abstract_eval"))
     with jax_tcgemm.patch():  # By JAX's own product, which would be ours here.
-        assert jax_internals.product_type(*avals, **params) == expected
+        assert jax_internals.product_type(*types_of, **params) == expected
         with pytest.raises(TypeError, match="dot_general requires contracting dimensions"):
-            jax_internals.product_type(avals[0], avals[0], **params)
+            jax_internals.product_type(types_of[0], types_of[0], **params)
 
 
 def test_weak_types(monkeypatch):
@@ -311,7 +311,7 @@ def test_weak_types(monkeypatch):
     for gone in (False, True):
         if gone:
             lacking = types.SimpleNamespace(bind=bind)
-            monkeypatch.setattr(jax_internals, "convert_element_type_p", lacking)
+            monkeypatch.setattr(avals, "convert_element_type_p", lacking)
         got = jax_internals.converted(A, jnp.bfloat16, weak_type=True)
         assert (got.dtype, got.weak_type) == (jnp.bfloat16, not gone)
         np.testing.assert_array_equal(got, A.astype(jnp.bfloat16))
@@ -342,7 +342,7 @@ def test_operands_that_vary_over_other_axes(gone, monkeypatch):
 
 def test_the_tangent_of_what_does_not_move(monkeypatch):
     for gone in ((), ("to_tangent_aval",)):
-        monkeypatch.setattr(jax_internals.jax, "typeof", _typeof_without(*gone))
+        monkeypatch.setattr(jax, "typeof", _typeof_without(*gone))
         zero = jax_internals.zero_tangent(A)
         assert type(zero) is jax_internals.Zero
         assert zero.aval.shape == A.shape
@@ -418,9 +418,7 @@ def test_where_a_product_was_written():
 
 def test_without_a_choice_of_partitioners_it_is_shardy(monkeypatch):
     assert jax_internals.uses_shardy() == jax.config.jax_use_shardy_partitioner
-    monkeypatch.setattr(
-        jax_internals.jax, "config", Lacking(jax.config, "jax_use_shardy_partitioner")
-    )
+    monkeypatch.setattr(jax, "config", Lacking(jax.config, "jax_use_shardy_partitioner"))
     assert jax_internals.uses_shardy()
 
 
@@ -443,7 +441,7 @@ def primitive():
 @pytest.fixture
 def waiting(monkeypatch):
     """A list of what waits, with nothing in it."""
-    monkeypatch.setattr(jax_internals, "_waiting", found := [])
+    monkeypatch.setattr(interpreters, "_waiting", found := [])
     return found
 
 

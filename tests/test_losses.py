@@ -15,12 +15,14 @@ from loss_reference import Reference
 from random_arrays import draw
 
 import jax_tcgemm
-from jax_tcgemm.losses import logits
+from jax_tcgemm.losses import softmax as sm
+from jax_tcgemm.losses.chunks import num_chunks
+from jax_tcgemm.losses.how import How
 from jax_tcgemm.problem.call_options import CallOptions
 
 TOKENS, DEPTH, VOCABULARY = 37, 24, 101
 # Before a fixture changes it.
-FEW_LOGITS = logits._FEW_LOGITS
+FEW_LOGITS = sm._FEW_LOGITS
 
 
 def operands(dtype="float64", tokens=TOKENS, vocabulary=VOCABULARY, seed=0):
@@ -40,13 +42,13 @@ def assert_close(found, expected, tolerance):
 @pytest.fixture(autouse=True)
 def none_are_stored(monkeypatch):
     """Losses are computed in chunks, whatever their size, as those of many logits are."""
-    monkeypatch.setattr(logits, "_FEW_LOGITS", 0)
+    monkeypatch.setattr(sm, "_FEW_LOGITS", 0)
 
 
 @pytest.fixture(params=[0, VOCABULARY * TOKENS], ids=["summed", "stored"])
 def few_logits(request, monkeypatch, none_are_stored):
     """Once with logits in chunks, once with all of them stored."""
-    monkeypatch.setattr(logits, "_FEW_LOGITS", request.param)
+    monkeypatch.setattr(sm, "_FEW_LOGITS", request.param)
 
 
 # --- values and gradients -------------------------------------------------------------------------
@@ -348,24 +350,24 @@ def test_on_hopper_each_product_is_one_call(tokens, depth, vocabulary):
 def test_losses_of_a_few_million_logits_store_them(
     tokens, depth, vocabulary, is_stored, monkeypatch
 ):
-    monkeypatch.setattr(logits, "_FEW_LOGITS", FEW_LOGITS)
+    monkeypatch.setattr(sm, "_FEW_LOGITS", FEW_LOGITS)
     w = jax.ShapeDtypeStruct((vocabulary, depth), jnp.bfloat16)
-    how = logits.How(CallOptions(""), None, 0.0, 0.0, None, None)
-    assert logits.stores_logits(how, tokens, w) == is_stored
+    how = How(CallOptions(""), None, 0.0, 0.0, None, None)
+    assert sm.stores_logits(how, tokens, w) == is_stored
 
 
 def test_few_logits_are_stored(monkeypatch):
-    monkeypatch.setattr(logits, "_FEW_LOGITS", TOKENS * VOCABULARY)
+    monkeypatch.setattr(sm, "_FEW_LOGITS", TOKENS * VOCABULARY)
     _, w, _, _ = operands("float32")
-    how = logits.How(CallOptions(""), None, 0.0, 0.0, None, None)
-    assert logits.stores_logits(how, TOKENS, w)
-    assert not logits.stores_logits(how, TOKENS + 1, w)
+    how = How(CallOptions(""), None, 0.0, 0.0, None, None)
+    assert sm.stores_logits(how, TOKENS, w)
+    assert not sm.stores_logits(how, TOKENS + 1, w)
     for asked in (
         {"chunk_bytes": 1 << 30},
         {"options": CallOptions("", "xla")},
         {"axis_name": "model"},
     ):
-        assert not logits.stores_logits(dataclasses.replace(how, **asked), TOKENS, w)
+        assert not sm.stores_logits(dataclasses.replace(how, **asked), TOKENS, w)
 
 
 def test_nothing_has_the_size_of_the_logits():
@@ -391,13 +393,13 @@ def test_nothing_has_the_size_of_the_logits():
 
 
 def test_how_many_chunks():
-    how = logits.How(CallOptions(""), None, 0.0, 0.0, None, None)
+    how = How(CallOptions(""), None, 0.0, 0.0, None, None)
     most = 4 * 128256 * 4096  # 2 bytes of 8192 are 4 bytes of 4096.
-    assert logits.num_chunks(how, 8192, 128256, jnp.bfloat16, most) == 1
-    assert logits.num_chunks(how, 8193, 128256, jnp.bfloat16, most) == 2
-    assert logits.num_chunks(how, 16384, 50304, jnp.float32, 1 << 30) == 4
+    assert num_chunks(how, 8192, 128256, jnp.bfloat16, most) == 1
+    assert num_chunks(how, 8193, 128256, jnp.bfloat16, most) == 2
+    assert num_chunks(how, 16384, 50304, jnp.float32, 1 << 30) == 4
     own = dataclasses.replace(how, chunk_bytes=1 << 20)
-    assert logits.num_chunks(own, 16384, 1024, jnp.bfloat16, 1 << 30) == 32
+    assert num_chunks(own, 16384, 1024, jnp.bfloat16, 1 << 30) == 32
 
 
 def test_gradients_that_are_not_asked_for_are_not_made():

@@ -13,7 +13,7 @@ from jax import lax
 
 import jax_tcgemm
 from jax_tcgemm import selection
-from jax_tcgemm.device import dense
+from jax_tcgemm.device.dense import call as dense_call
 from jax_tcgemm.primitives import lowering
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.gemm import Operand, Problem
@@ -316,7 +316,7 @@ def test_alpha_beta_c_and_batch_levels_on_the_host():
         beta=-0.5,
     )
     choice = selection.select(CallOptions("local_gemm", "host"), problem, selection.Device("cpu"))
-    f = jax.jit(functools.partial(dense.local_gemm, problem, choice=choice))
+    f = jax.jit(functools.partial(dense_call.local_gemm, problem, choice=choice))
     args = [jnp.asarray(x, jnp.float32) for x in (a, b, c)]
     expected = 1.5 * np.einsum("bmik,ikn->bimn", a, b) - 0.5 * c
     out = f(*args)

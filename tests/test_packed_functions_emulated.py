@@ -11,7 +11,7 @@ from mistakes import Mistake
 from mutants import mutants
 from packed_functions import CASES
 
-from jax_tcgemm.device import packed
+from jax_tcgemm.device.fusion import packed
 from jax_tcgemm.kernels import nvrtc
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())

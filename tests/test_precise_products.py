@@ -14,7 +14,12 @@ from random_arrays import normal, widened
 
 import jax_tcgemm
 from jax_tcgemm import selection, tensor
-from jax_tcgemm.device import dense, epilogue, split_precision
+from jax_tcgemm.device import split_precision
+from jax_tcgemm.device.dense import call as dense_call
+from jax_tcgemm.device.dense import plan as dense_plan
+from jax_tcgemm.device.dense import product as dense
+from jax_tcgemm.device.dense.operands import prepare
+from jax_tcgemm.device.fusion import epilogue
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.precision import canonical_precision, resolve
 from jax_tcgemm.selection.devices import ASSUMED_GPU
@@ -416,8 +421,8 @@ def test_programs_for_a_gpu_by_xla():
         permutation=(0, 1),
         precision=canonical_precision("matmul", X6),
     )
-    plan = dense.make_plan(own, device)
-    jaxpr = str(jax.make_jaxpr(lambda a, b: dense.dot_general(a, b, plan))(a, b))
+    plan = dense_plan.make_plan(own, device)
+    jaxpr = str(jax.make_jaxpr(lambda a, b: dense_call.dot_general(a, b, plan))(a, b))
     assert "bf16[33,6,700]" in jaxpr
     assert "bf16[6,700,20]" in jaxpr
     assert "BF16_BF16" not in jaxpr
@@ -441,7 +446,7 @@ def test_where_a_kernel_finds_gate_and_up(pair_first):
     fold, problem = folded.fold, folded.problem
     own = split_precision.split_by_xla(folded.numerics)
     a, b = (
-        widened(dense.prepare(y, bare, own, fold, is_rhs=is_rhs)).ravel()
+        widened(prepare(y, bare, own, fold, is_rhs=is_rhs)).ravel()
         for is_rhs, y in enumerate((x, w))
     )
     rows, depth, columns = map(np.arange, (problem.m, problem.k, problem.n))

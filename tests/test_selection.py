@@ -16,7 +16,8 @@ from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.problem.precision import Numerics, canonical_precision, resolve
 from jax_tcgemm.problem.ragged import RaggedProblem
 from jax_tcgemm.problem.rows import RowsProblem
-from jax_tcgemm.selection import cost_model, rules, tables
+from jax_tcgemm.selection import rules, tables
+from jax_tcgemm.selection.cost_model import prediction
 from jax_tcgemm.system import modules
 
 GPU = selection.ASSUMED_GPU
@@ -211,9 +212,9 @@ def test_an_entry_that_is_rejected_is_passed_over(fake_wgmma):
 def test_a_choice_takes_one_pass_over_the_configs(fake_wgmma, monkeypatch):
     """One prediction and one question to the module for all of them, and none the next time."""
     predicted, asked = [], []
-    predict, rejections = cost_model.predict, fake_wgmma.rejections
+    predict, rejections = prediction.predict, fake_wgmma.rejections
     monkeypatch.setattr(
-        cost_model, "predict", lambda *args: [predicted.append(args), predict(*args)][1]
+        prediction, "predict", lambda *args: [predicted.append(args), predict(*args)][1]
     )
     fake_wgmma.rejections = lambda *args: [asked.append(args[0]), rejections(*args)][1]
 

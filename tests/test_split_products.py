@@ -11,7 +11,9 @@ from random_arrays import normal
 from split_cases import by_definition
 
 import jax_tcgemm
-from jax_tcgemm.device import dense, grouped, split_precision
+from jax_tcgemm.device import grouped, split_precision
+from jax_tcgemm.device.dense import plan as dense_plan
+from jax_tcgemm.device.dense import product as dense
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.selection.devices import ASSUMED_GPU
@@ -56,7 +58,7 @@ def product_of(name, preset, dtype):
 
 
 def stored_by_xla(x, product, numerics, is_rhs):
-    how = dense._split_of(product, numerics, is_rhs)
+    how = dense.split_of(product, numerics, is_rhs)
     return split_precision.split(
         x, dataclasses.replace(how, numerics=split_precision.split_by_xla(numerics))
     )
@@ -71,7 +73,7 @@ def test_what_the_kernel_is_asked_for(name, preset, dtype):
     numerics, _, _ = dense.fold_product(product, ASSUMED_GPU)
     for is_rhs, x in enumerate(operands):
         is_rhs = bool(is_rhs)
-        problem = split_precision._problem(dense._split_of(product, numerics, is_rhs))
+        problem = split_precision._problem(dense.split_of(product, numerics, is_rhs))
         if isinstance(problem, str):
             assert name in ("nothing of k", *UNALIGNED) or x.ndim == 1, problem
             continue
@@ -202,7 +204,7 @@ def test_what_is_called():
 def test_rows_that_cannot_be_filled_up_are_xlas(name):
     """Of two contracted dimensions the last one is as long as it is."""
     product, _ = product_of(name, X3, "float32")
-    plan = dense.make_plan(product, ASSUMED_GPU)
+    plan = dense_plan.make_plan(product, ASSUMED_GPU)
     assert " by XLA, since " in plan.copies[0]
 
 

@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from jax_tcgemm.bench import render, sweep, sweep_kinds
+from jax_tcgemm.bench import render, sweep
+from jax_tcgemm.bench.random_problems import kinds as random_kinds
+from jax_tcgemm.bench.random_problems.kinds import KINDS
 from jax_tcgemm.command import cli
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Problems that a CPU computes in no time."""
-    monkeypatch.setattr(sweep_kinds, "_MOST_FLOPS", 3e6)
-    monkeypatch.setattr(sweep_kinds, "_MOST_BYTES", 1e6)
+    monkeypatch.setattr(random_kinds, "_MOST_FLOPS", 3e6)
+    monkeypatch.setattr(random_kinds, "_MOST_BYTES", 1e6)
 
 
 # Bounds of kinds whose least problems are larger than others'.
@@ -25,10 +27,10 @@ LARGER = {"losses": 3e7, "ragged": 3e7, "float8": 3e7, "int4 weights": 1e8, "den
 
 
 def drawn(kind, seed=0):
-    sweep_kinds._MOST_FLOPS = LARGER.get(kind, 3e6)
-    sweep_kinds._MOST_BYTES = 1e7
+    random_kinds._MOST_FLOPS = LARGER.get(kind, 3e6)
+    random_kinds._MOST_BYTES = 1e7
     with jax.enable_x64(True):
-        (problem,) = sweep_kinds.random_problems(1, seed, [kind])
+        (problem,) = random_kinds.random_problems(1, seed, [kind])
     return problem
 
 
@@ -36,14 +38,14 @@ def test_the_same_seed_draws_the_same_problems():
     kinds = ["odd sizes", "linear", "tiny batches"]
     with jax.enable_x64(True):
         first, again, other = (
-            [x.text for x in sweep_kinds.random_problems(6, seed, kinds)] for seed in (1, 1, 2)
+            [x.text for x in random_kinds.random_problems(6, seed, kinds)] for seed in (1, 1, 2)
         )
-        more = [x.text for x in sweep_kinds.random_problems(9, 1, kinds)]
+        more = [x.text for x in random_kinds.random_problems(9, 1, kinds)]
     assert first == again == more[:6]
     assert first != other
 
 
-@pytest.mark.parametrize("kind", sweep_kinds.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_measured_and_right(kind):
     (record,) = sweep.measure([drawn(kind)], limit_s=600)
     assert not sweep.is_wrong(record), record

@@ -12,7 +12,8 @@ import pytest
 import jax_tcgemm
 from jax_tcgemm import tensor
 from jax_tcgemm.problem.call_options import CallOptions
-from jax_tcgemm.selection import cost_model, devices, implementations, library_cost
+from jax_tcgemm.selection import devices, implementations
+from jax_tcgemm.selection.cost_model import library_cost, prediction
 from jax_tcgemm.selection.devices import ASSUMED_GPU
 from jax_tcgemm.selection.implementations import Candidate
 from jax_tcgemm.system import modules
@@ -189,7 +190,7 @@ def test_estimates_count_half():
         *[jax.ShapeDtypeStruct((8192, 8192), jnp.bfloat16)] * 2,
     )
     names = "128x256x64_c2x1x1_co", "128x256x64_c1x1x1_co_t", "64x256x64_c1x1x1_pp"
-    half, full = (cost_model.predict(p, ASSUMED_GPU.num_sms, names) for p in (problem, whole))
+    half, full = (prediction.predict(p, ASSUMED_GPU.num_sms, names) for p in (problem, whole))
     assert (half.wgmma / full.wgmma)[[0, 2]] == pytest.approx(0.53, abs=0.04)
     assert half.wgmma[1] == full.wgmma[1]
     assert (half.cublaslt, half.xla) == (full.cublaslt, full.xla)

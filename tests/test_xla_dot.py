@@ -11,7 +11,8 @@ from random_arrays import draw
 
 import jax_tcgemm
 from jax_tcgemm import selection
-from jax_tcgemm.device import dense
+from jax_tcgemm.device.dense import call as dense_call
+from jax_tcgemm.device.dense import plan as dense_plan
 from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.problem.gemm import Operand, Problem
 from jax_tcgemm.selection import xla_forms
@@ -161,8 +162,8 @@ def test_values_of_broadcasting(extents, layout, dtype):
         a, b = (draw(x.shape, x.dtype, seed) for seed, x in enumerate(types))
         if dtype == "int8":
             a, b = a * 40, b * 40
-        plan = dense.make_plan(product_of(f, *types), selection.target_device("cuda"))
-        got = jax.jit(lambda *x: dense.dot_general(*x, plan))(a, b)
+        plan = dense_plan.make_plan(product_of(f, *types), selection.target_device("cuda"))
+        got = jax.jit(lambda *x: dense_call.dot_general(*x, plan))(a, b)
         wide = np.complex128 if dtype == "complex64" else np.float64
         rows, columns = (np.asarray(x).astype(wide) for x in (a, b))
         rows = rows if layout[0] == "N" else rows.swapaxes(1, 2)
@@ -196,10 +197,10 @@ def test_small_products_of_8_bit_integers(extents, form):
     m, n, k = extents
     types, f = product(1, m, n, k, "int8", "NT")
     assert chosen(types, f) == f"xla/{form}"
-    plan = dense.make_plan(product_of(f, *types), selection.target_device("cuda"))
+    plan = dense_plan.make_plan(product_of(f, *types), selection.target_device("cuda"))
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-128, 128, x.shape).astype(np.int8) for x in types)
-    got = jax.jit(lambda *x: dense.dot_general(*x, plan))(a, b)
+    got = jax.jit(lambda *x: dense_call.dot_general(*x, plan))(a, b)
     np.testing.assert_array_equal(got, a.astype(int) @ b.astype(int).T)
 
 
@@ -210,10 +211,10 @@ def test_tiny_products_of_8_bit_integers_are_one_loop(layout):
     types, f = product(1, 3, 5, 7, "int8", layout)
     types[1] = jax.ShapeDtypeStruct(types[1].shape, "uint8")
     assert chosen(types, f) == "xla/broadcast"
-    plan = dense.make_plan(product_of(f, *types), selection.target_device("cuda"))
+    plan = dense_plan.make_plan(product_of(f, *types), selection.target_device("cuda"))
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-128, 128, x.shape).astype(x.dtype) for x in types)
-    got = jax.jit(lambda *x: dense.dot_general(*x, plan))(a, b)
+    got = jax.jit(lambda *x: dense_call.dot_general(*x, plan))(a, b)
     a, b = (x.T if y == "T" else x for x, y in zip((a, b), layout, strict=True))
     np.testing.assert_array_equal(got, a.astype(int) @ b.astype(int))
 

@@ -10,8 +10,9 @@ from accelerated import equations
 from random_arrays import draw
 
 import jax_tcgemm
-from jax_tcgemm.losses import logits
-from jax_tcgemm.passes import loss_calls, loss_programs
+from jax_tcgemm.losses import softmax as sm
+from jax_tcgemm.passes.losses import calls as loss_calls
+from jax_tcgemm.passes.losses import programs as loss_programs
 
 TOKENS, DEPTH, VOCABULARY = 40, 24, 120
 # Tests have several devices.
@@ -22,7 +23,7 @@ def of_any_size(monkeypatch):
     """Losses of tests are smaller than those that gain."""
     for name in ("_LEAST_BYTES", "_LEAST_BYTES_AGAIN", "_LEAST_VOCABULARY"):
         monkeypatch.setattr(loss_programs, name, 0)
-    monkeypatch.setattr(logits, "_FEW_LOGITS", 0)
+    monkeypatch.setattr(sm, "_FEW_LOGITS", 0)
 
 
 def operands(dtype="float64", seed=0, shape=(TOKENS,)):

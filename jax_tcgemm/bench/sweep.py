@@ -1,8 +1,8 @@
 """Random problems by the default choice beside XLA: the test that the default is never slower.
 
-Each problem of `sweep_kinds` is computed by the library's default choice and by the same expression
-in plain JAX, both jitted and timed in turns, after both results have been compared with a reference
-on the host. A record of a problem is one JSON line::
+Each problem of `random_problems` is computed by the library's default choice and by the same
+expression in plain JAX, both jitted and timed in turns, after both results have been compared with
+a reference on the host. A record of a problem is one JSON line::
 
     kind "sweep", time, revision, seed, machine
     sweep_kind, problem       the kind and the text of the problem
@@ -29,7 +29,7 @@ from rich.table import Table
 
 import jax_tcgemm
 from jax_tcgemm.bench import records, reference
-from jax_tcgemm.bench.sweep_kinds import Problem
+from jax_tcgemm.bench.random_problems.problem import Problem
 from jax_tcgemm.tuning import timing
 
 OURS, XLA = "ours", "xla"

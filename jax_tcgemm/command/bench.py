@@ -21,8 +21,8 @@ from jax_tcgemm.bench import programs as in_programs
 from jax_tcgemm.bench import regret as random_choices
 from jax_tcgemm.bench import sweep as random_programs
 from jax_tcgemm.bench.overhead import measure_overhead
+from jax_tcgemm.bench.random_problems.kinds import KINDS, random_problems
 from jax_tcgemm.bench.render import render as render_files
-from jax_tcgemm.bench.sweep_kinds import KINDS, random_problems
 from jax_tcgemm.command.terminal import errors_as_text, output
 from jax_tcgemm.selection import default_device
 from jax_tcgemm.tuning import timing

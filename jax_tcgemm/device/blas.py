@@ -1,7 +1,7 @@
 """The device-local BLAS call: choose what runs it, call.
 
-As in dense.py, `make_plan` decides everything from shapes and dtypes, `run` carries a plan out and
-`explain` prints one.
+As in dense/plan.py, `make_plan` decides everything from shapes and dtypes, `run` carries a plan out
+and `explain` prints one.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """The device-local grouped product: fold the batch dimensions, choose, call.
 
-As in dense.py, `make_plan` decides everything from shapes and dtypes, `ragged_dot` carries a plan
-out and `explain` prints one.
+As in dense/plan.py, `make_plan` decides everything from shapes and dtypes, `ragged_dot` carries a
+plan out and `explain` prints one.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from jax import lax
 from jax_tcgemm import selection
 from jax_tcgemm.device import split_precision, xla_dot
 from jax_tcgemm.device.call import call
-from jax_tcgemm.device.dense import of_device
+from jax_tcgemm.device.dense.product import of_device
 from jax_tcgemm.device.plan import BasePlan
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, DTYPES

@@ -1,7 +1,7 @@
 """The plan of a call that is one problem or XLA's: what to say, and what is chosen.
 
-As in dense.py, `make_plan` decides everything from shapes and dtypes; rows.py, packed.py,
-quantize.py and split_precision.py carry plans out, and `explain` prints them.
+As in dense/plan.py, `make_plan` decides everything from shapes and dtypes; rows.py,
+fusion/packed.py, quantize.py and split_precision.py carry plans out, and `explain` prints them.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """The device-local tensor operation: say what else it is, choose, call.
 
-As in dense.py, `make_plan` decides everything from shapes and dtypes, `run` carries a plan out and
-`explain` prints one.
+As in dense/plan.py, `make_plan` decides everything from shapes and dtypes, `run` carries a plan out
+and `explain` prints one.
 """
 
 import dataclasses
@@ -13,8 +13,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from jax_tcgemm.device import dense
 from jax_tcgemm.device import tensor_reference as reference
+from jax_tcgemm.device.dense import call as dense_call
+from jax_tcgemm.device.dense import plan as dense_plan
+from jax_tcgemm.device.dense import product as dense
 from jax_tcgemm.device.plan import BasePlan
 from jax_tcgemm.kernels.program import carried
 from jax_tcgemm.problem.call_options import CallOptions
@@ -73,7 +75,7 @@ class Plan(BasePlan):
     request: Request
     platform: str
     problem: Operation
-    gemm: dense.Plan | None
+    gemm: dense_plan.Plan | None
     choice: Choice
 
     @property
@@ -143,7 +145,7 @@ def _with_compute(request: Request) -> tuple[Operation, str]:
     return dataclasses.replace(operation, compute=compute), reason
 
 
-def _as_product(request, device) -> tuple[dense.Plan | None, AsProduct | str]:
+def _as_product(request, device) -> tuple[dense_plan.Plan | None, AsProduct | str]:
     """A contraction as one of our products; or why none of ours runs it."""
     operation = request.operation
     a, b = operation.operands[:2]
@@ -168,14 +170,16 @@ def _as_product(request, device) -> tuple[dense.Plan | None, AsProduct | str]:
         precision=_precision(request, device.platform),
         symmetric=request.symmetric,
     )
-    plan = dense.make_plan(product, device)
+    plan = dense_plan.make_plan(product, device)
     if request.implementation == "gemm" and plan.is_of_xla:
         own = _fastest_of_ours(product, device)
         forced = request.options.selecting(own)
-        plan = dense.make_plan(dataclasses.replace(product, options=forced), device)
+        plan = dense_plan.make_plan(dataclasses.replace(product, options=forced), device)
     if plan.problem is None:
         return plan, plan.choice.why
-    return plan, AsProduct(plan.problem, plan.choice, dense.permuted_bytes(plan), plan.has_terms)
+    return plan, AsProduct(
+        plan.problem, plan.choice, dense_plan.permuted_bytes(plan), plan.has_terms
+    )
 
 
 def _fastest_of_ours(product: dense.Product, device) -> str | None:
@@ -234,7 +238,7 @@ def _has_terms(plan: Plan) -> bool:
 def _run_gemm(plan, a, b, c=None) -> jax.Array:
     operation = plan.problem
     a, b = (UNARY[op](x) for op, x in zip(operation.unary[:2], (a, b), strict=True))
-    d = dense.dot_general(a, b, plan.gemm)
+    d = dense_call.dot_general(a, b, plan.gemm)
     alpha, beta, _ = operation.scalars
     return reference.finish_contraction(d, c, alpha, beta, plan.request.result_dtype)
 

@@ -4,8 +4,8 @@
 and what it reads and gives. No GPU is needed.
 """
 
-from jax_tcgemm.epilogues.emitter import emit
-from jax_tcgemm.epilogues.source import (
+from jax_tcgemm.epilogues.code.emitter import emit
+from jax_tcgemm.epilogues.code.source import (
     HEADER,
     EpilogueSource,
     InexpressibleError,

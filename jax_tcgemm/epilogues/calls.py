@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 from jax.extend import core
 
-from jax_tcgemm.epilogues.values import CALLED, CALLS
+from jax_tcgemm.epilogues.code.primitives import CALLED, CALLS
 from jax_tcgemm.system.jax_internals import as_jaxpr, bound
 
 

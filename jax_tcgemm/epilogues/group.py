@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 from jax.extend import core
 
+from jax_tcgemm.epilogues.code.values import Equation
 from jax_tcgemm.epilogues.concatenation import Concatenation
 from jax_tcgemm.epilogues.gate_up import GateUp
-from jax_tcgemm.epilogues.values import Equation
 
 # Position of an equation or a group in the program: before the equation with the first number, and
 # among groups there in ascending order of the second number, which is 0 for equations.

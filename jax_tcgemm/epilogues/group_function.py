@@ -17,10 +17,10 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from jax_tcgemm.epilogues.expressions import EXPRESSIONS, is_narrow
+from jax_tcgemm.epilogues.code.expressions import EXPRESSIONS, is_narrow
+from jax_tcgemm.epilogues.code.primitives import EXPANSIONS
 from jax_tcgemm.epilogues.gate_up import GateUp
 from jax_tcgemm.epilogues.group import Group
-from jax_tcgemm.epilogues.values import EXPANSIONS
 from jax_tcgemm.system.jax_internals import (
     as_jaxpr,
     bound,

@@ -8,9 +8,10 @@ import numpy as np
 from jax.extend import core
 
 from jax_tcgemm.epilogues.calls import called, closes_over_arrays
-from jax_tcgemm.epilogues.expressions import EXPRESSIONS, STORED
+from jax_tcgemm.epilogues.code.expressions import EXPRESSIONS, STORED
+from jax_tcgemm.epilogues.code.primitives import EXPANSIONS
+from jax_tcgemm.epilogues.code.reader import ELEMENTWISE
 from jax_tcgemm.epilogues.gate_up import splits_gate_up
-from jax_tcgemm.epilogues.values import ELEMENTWISE, EXPANSIONS
 from jax_tcgemm.system.jax_internals import as_jaxpr, has_plain_context
 
 # Primitives whose result has the elements of their operand, unchanged.

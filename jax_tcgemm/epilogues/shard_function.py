@@ -12,8 +12,8 @@ from jax import lax
 from jax.extend import core
 
 from jax_tcgemm.epilogues.calls import written_out
-from jax_tcgemm.epilogues.expressions import EXPRESSIONS
-from jax_tcgemm.epilogues.values import EXPANSIONS
+from jax_tcgemm.epilogues.code.expressions import EXPRESSIONS
+from jax_tcgemm.epilogues.code.primitives import EXPANSIONS
 from jax_tcgemm.system.jax_internals import bound
 
 # For each dimension of an array, the corresponding dimension of the accumulator, or None.

@@ -13,8 +13,11 @@ from jax.sharding import PartitionSpec as P
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import blas as device_blas
-from jax_tcgemm.device import dense, fused, grouped, request
+from jax_tcgemm.device import grouped, request
 from jax_tcgemm.device import tensor as device_tensor
+from jax_tcgemm.device.dense import plan as dense_plan
+from jax_tcgemm.device.dense import product as dense
+from jax_tcgemm.device.fusion import fused
 from jax_tcgemm.inspect.epilogue_operations import epilogue_operations
 from jax_tcgemm.passes import rewriting
 from jax_tcgemm.passes.transpositions import transposed_operands
@@ -38,7 +41,7 @@ from jax_tcgemm.system.jax_internals import as_jaxpr, as_lowered, source_line
 
 # For each primitive: its module, and the module that makes its plans.
 _RULES = {
-    primitive.dot_general_p: (primitive, dense),
+    primitive.dot_general_p: (primitive, dense_plan),
     epilogue_primitive.epilogue_product_p: (epilogue_primitive, fused),
     ragged_primitive.ragged_dot_p: (ragged_primitive, grouped),
     rows.rows_p: (rows, request),

@@ -21,7 +21,7 @@ from jax_tcgemm.losses.arguments import (
     manual_axes,
 )
 from jax_tcgemm.losses.divisions import division_of
-from jax_tcgemm.losses.logits import How
+from jax_tcgemm.losses.how import How
 from jax_tcgemm.losses.rows import token_losses
 from jax_tcgemm.losses.sums import weighted_sum
 from jax_tcgemm.primitives.rules import same_varying

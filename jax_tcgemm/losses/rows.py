@@ -15,7 +15,16 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tcgemm.losses import logits as lg
-from jax_tcgemm.losses.logits import How
+from jax_tcgemm.losses import softmax as sm
+from jax_tcgemm.losses.chunks import (
+    by_tokens,
+    gradient_dtype,
+    num_chunks,
+    num_token_chunks,
+    over_vocabulary,
+)
+from jax_tcgemm.losses.how import How
+from jax_tcgemm.losses.vocabulary import aligned, padded, vocab_chunk
 from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.problem.dtypes import wide_dtype
 
@@ -49,25 +58,23 @@ def token_losses(how: How, with_entropy: bool, x, w, bias, labels) -> tuple[jax.
 
 def _forward(how, with_entropy, x, w, bias, labels):
     size = how.size(w)
-    is_stored = lg.stores_logits(how, len(x), w)
+    is_stored = sm.stores_logits(how, len(x), w)
     # Only sums of the logits are stored, so only the rows of the weights need alignment.
     is_aligned = how.rows or (how.vocabulary_axis and not is_stored)
-    vocabulary = lg.padded(how, w, bias, lg.aligned(size) if is_aligned else size)
+    vocabulary = padded(how, w, bias, aligned(size) if is_aligned else size)
 
     most = _TOKENS_BYTES if with_entropy else 2 * _TOKENS_BYTES
-    chunks = lg.num_token_chunks(how, len(x), how.size(vocabulary.w), w.dtype, most)
+    chunks = num_token_chunks(how, len(x), how.size(vocabulary.w), w.dtype, most)
     if is_stored:
 
         def of_stored(x, labels):
-            return lg.softmax_of_stored(how, x, vocabulary, labels, size, None, with_entropy)
+            return sm.softmax_of_stored(how, x, vocabulary, labels, size, None, with_entropy)
 
-        token_labels, softmax = lg.by_tokens(of_stored, chunks, x, labels)
+        token_labels, softmax = by_tokens(of_stored, chunks, x, labels)
     else:
         of_labels = functools.partial(lg.labels_of, how, w=w, bias=bias)
-        token_labels = lg.by_tokens(
-            lambda x, labels: of_labels(x, labels=labels), chunks, x, labels
-        )
-        softmax = lg.softmax(how, x, vocabulary, token_labels.logits, None, with_entropy, chunks)
+        token_labels = by_tokens(lambda x, labels: of_labels(x, labels=labels), chunks, x, labels)
+        softmax = sm.softmax(how, x, vocabulary, token_labels.logits, None, with_entropy, chunks)
     results = [losses_of(how, x, vocabulary, token_labels, softmax, size), softmax.lse]
     if with_entropy:
         results.append(jnp.log(softmax.sums) - softmax.moments / softmax.sums)
@@ -84,7 +91,7 @@ def losses_of(how: How, x, vocabulary, labels, softmax, size: int) -> jax.Array:
     # The shift is usually the label's logit, whose magnitude then costs the loss no digits.
     losses = (softmax.shift - labels.logits) + log_sums
     if how.label_smoothing:
-        rest = lse - lg.mean_logits(how, x, vocabulary, softmax, size)
+        rest = lse - sm.mean_logits(how, x, vocabulary, softmax, size)
         losses = how.without_fma((1 - how.label_smoothing) * losses)
         losses = losses + how.without_fma(how.label_smoothing * rest)
     return losses + how.without_fma(how.z_loss * lse * lse) if how.z_loss else losses
@@ -122,14 +129,14 @@ def gradients_of(how: How, x, w, bias, labels, lse, gradient: Gradient):
     size, axis = how.size(w), how.vocabulary_axis
     columns = [None if n is None else n[:, None] for n in (lse, *gradient)]
     columns = [n for n in columns if n is not None]
-    dtype, wide = lg.gradient_dtype(w.dtype), wide_dtype(x.dtype)
+    dtype, wide = gradient_dtype(w.dtype), wide_dtype(x.dtype)
     function = _gradients(dtype, gradient.b is not None, gradient.d is not None)
     narrow = x.astype(dtype)
     first = size * (0 if how.axis_name is None else lax.axis_index(how.axis_name))
 
     def chunk(accumulated, start, extent):
         dx, dw, db = accumulated
-        vocabulary = lg.vocab_chunk(how, w, bias, start, extent)
+        vocabulary = vocab_chunk(how, w, bias, start, extent)
         label_columns = labels[:, None] - first - start
         gradients = lg.with_logits(how, x, vocabulary, function, (label_columns, *columns))
         dx_dtype = x.dtype if dx is None and extent == size else wide
@@ -148,8 +155,8 @@ def gradients_of(how: How, x, w, bias, labels, lse, gradient: Gradient):
 
     tokens = how.rows or len(x)
     most = max(_VOCABULARY_BYTES, wide.itemsize * tokens * x.shape[1])
-    chunks = lg.num_chunks(how, lg.aligned(size), tokens, w.dtype, most)
-    extent = min(size, lg.aligned(-(-size // chunks)))
+    chunks = num_chunks(how, aligned(size), tokens, w.dtype, most)
+    extent = min(size, aligned(-(-size // chunks)))
     if extent == size:
         dx, dw, db = chunk((None, None, None), 0, size)
     else:
@@ -157,7 +164,7 @@ def gradients_of(how: How, x, w, bias, labels, lse, gradient: Gradient):
         zeros = *zeros, None if bias is None else jnp.zeros(bias.shape, bias.dtype)
         operands = jax.tree.leaves((x, w, bias, labels, columns))
         zeros = jax.tree.map(lambda a: same_varying(a, *operands)[0], zeros)
-        dx, dw, db = lg.over_vocabulary(chunk, zeros, size, extent)
+        dx, dw, db = over_vocabulary(chunk, zeros, size, extent)
     return dx.astype(x.dtype), dw, db
 
 
@@ -167,7 +174,7 @@ def _gradients(dtype, with_entropy: bool, is_smoothed: bool):
 
     def gradients(z, slope, label, lse, a, c, *rest):
         rest = list(rest)
-        exponents = jnp.clip(z - lse, *lg.EXPONENTS)
+        exponents = jnp.clip(z - lse, *sm.EXPONENTS)
         factor = a + rest.pop(0) * exponents if with_entropy else a
         column = lax.broadcasted_iota(jnp.int32, z.shape, 1)
         found = jnp.exp(exponents) * factor + jnp.where(column == label, c, 0)

@@ -18,8 +18,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tcgemm.losses import logits as lg
-from jax_tcgemm.losses.logits import How
+from jax_tcgemm.losses import softmax as sm
+from jax_tcgemm.losses.chunks import gradient_dtype, in_chunks, num_token_chunks, together
+from jax_tcgemm.losses.how import How
 from jax_tcgemm.losses.rows import losses_of, token_losses
+from jax_tcgemm.losses.vocabulary import aligned, padded
 from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.problem.dtypes import wide_dtype
 
@@ -115,20 +118,20 @@ def _with_gradients(how: How, moves, weigh: Callable, x, w, bias, labels, *numbe
       *numbers: (tokens,) each.
     """
     moves_x, moves_w, moves_bias = moves
-    dtype, wide = lg.gradient_dtype(w.dtype), wide_dtype(w.dtype)
+    dtype, wide = gradient_dtype(w.dtype), wide_dtype(w.dtype)
     size = how.size(w)
-    vocabulary = lg.padded(how, w, bias, lg.aligned(size))
+    vocabulary = padded(how, w, bias, aligned(size))
     narrow, columns = vocabulary.w.astype(dtype), how.size(vocabulary.w)
-    chunks = lg.num_token_chunks(how, len(x), columns, w.dtype, max(_CHUNK_BYTES, 4 * w.size))
+    chunks = num_token_chunks(how, len(x), columns, w.dtype, max(_CHUNK_BYTES, 4 * w.size))
 
     def chunk(accumulated, x, labels, *numbers):
-        if lg.stores_logits(how, len(x), w):
-            chunk_labels, softmax = lg.softmax_of_stored(
+        if sm.stores_logits(how, len(x), w):
+            chunk_labels, softmax = sm.softmax_of_stored(
                 how, x, vocabulary, labels, size, dtype, False
             )
         else:
             chunk_labels = lg.labels_of(how, x, w, bias, labels)
-            softmax = lg.softmax(how, x, vocabulary, chunk_labels.logits, dtype, False, 1)
+            softmax = sm.softmax(how, x, vocabulary, chunk_labels.logits, dtype, False, 1)
         rows = losses_of(how, x, vocabulary, chunk_labels, softmax, size)[:, 0], softmax.lse[:, 0]
         if not any(moves):
             return accumulated, (*rows, None)
@@ -161,9 +164,9 @@ def _with_gradients(how: How, moves, weigh: Callable, x, w, bias, labels, *numbe
         db = jnp.zeros(columns, wide) if moves_bias else None
         varying = jax.tree.leaves((x, w, bias, labels, numbers))
         zeros = jax.tree.map(lambda a: same_varying(a, *varying)[0], (dw, db))
-        split = lg.in_chunks(chunks, x, labels, *numbers)
+        split = in_chunks(chunks, x, labels, *numbers)
         (dw, db), rows = lax.scan(lambda found, each: chunk(found, *each), zeros, split)
-        losses, lse, dx = lg.together(rows, len(x))
+        losses, lse, dx = together(rows, len(x))
     dw = None if dw is None else lax.slice(dw, (0, 0), w.shape).astype(_kept_dtype(w.dtype))
     return losses, lse, dx, dw, None if db is None else db[:size]
 
@@ -173,7 +176,7 @@ def _kept_dtype(dtype):
     return jnp.dtype(jnp.float32) if dtype == jnp.float16 else dtype
 
 
-def _weighed(how: How, labels: lg.Labels, softmax: lg.Softmax, scales):
+def _weighed(how: How, labels: lg.Labels, softmax: sm.Softmax, scales):
     """Return factors of the exponentials, and the values that replace the labels' exponentials."""
     growth = 1 + 2 * how.z_loss * softmax.lse
     if how.z_loss:
@@ -184,7 +187,7 @@ def _weighed(how: How, labels: lg.Labels, softmax: lg.Softmax, scales):
     return scales * growth / softmax.sums, element
 
 
-def _with_labels(labels: lg.Labels, softmax: lg.Softmax, element) -> jax.Array:
+def _with_labels(labels: lg.Labels, softmax: sm.Softmax, element) -> jax.Array:
     """Exponentials of a chunk with `element` at the labels, times the slopes of the soft cap."""
     element = element if labels.slopes is None else element * labels.slopes
     rows = jnp.arange(len(element), dtype=jnp.int32)

@@ -10,6 +10,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from jax_tcgemm.losses import logits as lg
+from jax_tcgemm.losses import softmax as sm
 from jax_tcgemm.losses.arguments import (
     canonical_axis,
     canonical_bytes,
@@ -17,8 +18,10 @@ from jax_tcgemm.losses.arguments import (
     checked_operands,
     manual_axes,
 )
+from jax_tcgemm.losses.chunks import by_tokens, num_chunks, num_token_chunks, over_vocabulary
 from jax_tcgemm.losses.divisions import check_undivided
-from jax_tcgemm.losses.logits import How
+from jax_tcgemm.losses.how import How
+from jax_tcgemm.losses.vocabulary import aligned, vocab_chunk
 from jax_tcgemm.primitives.rules import same_varying
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.problem.precision import canonical_precision
@@ -130,11 +133,11 @@ def _canonical_k(op: str, k, size: int) -> int:
 
 
 def _top_k(how: How, k: int, x, w, bias) -> tuple[jax.Array, jax.Array]:
-    chunks = lg.num_token_chunks(
+    chunks = num_token_chunks(
         how, len(x), max(_LEAST_COLUMNS, k), wide_dtype(x.dtype), _CHUNK_BYTES
     )
     local_k = min(k, how.size(w))
-    found = lg.by_tokens(lambda x: _of_chunk(how, local_k, x, w, bias), chunks, x)
+    found = by_tokens(lambda x: _of_chunk(how, local_k, x, w, bias), chunks, x)
     return tuple(found if how.axis_name is None else _of_devices(how, k, w, *found))
 
 
@@ -186,19 +189,19 @@ def _over_logits(how: How, function: Callable, merge: Callable, least: int, x, w
     """
     size = how.size(w)
     tokens = how.rows or max(1, len(x))
-    chunks = lg.num_chunks(how, size, tokens, wide_dtype(x.dtype), _CHUNK_BYTES)
-    extent = min(size, lg.aligned(max(least, -(-size // chunks))))
+    chunks = num_chunks(how, size, tokens, wide_dtype(x.dtype), _CHUNK_BYTES)
+    extent = min(size, aligned(max(least, -(-size // chunks))))
 
     def of_chunk(start, extent):
-        vocabulary = lg.vocab_chunk(how, w, bias, start, extent)
-        z = lg.with_logits(how, x, vocabulary, lg.stored_logits, ())[:, :extent]
+        vocabulary = vocab_chunk(how, w, bias, start, extent)
+        z = lg.with_logits(how, x, vocabulary, sm.stored_logits, ())[:, :extent]
         values, places = function(z)
         return values, places + start
 
     def with_chunk(found, start, extent):
         return merge(found, of_chunk(start, extent))
 
-    return lg.over_vocabulary(with_chunk, of_chunk(0, extent), size, extent, first=1)
+    return over_vocabulary(with_chunk, of_chunk(0, extent), size, extent, first=1)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -270,5 +273,5 @@ def argmax_of_logits(how: How, x, w, bias) -> jax.Array:
     def chunk(x):
         return _over_logits(how, largest, merge, 1, x, w, bias)[1]
 
-    chunks = lg.num_token_chunks(how, len(x), _LEAST_COLUMNS, wide_dtype(x.dtype), _CHUNK_BYTES)
-    return lg.by_tokens(chunk, chunks, x)
+    chunks = num_token_chunks(how, len(x), _LEAST_COLUMNS, wide_dtype(x.dtype), _CHUNK_BYTES)
+    return by_tokens(chunk, chunks, x)

@@ -27,8 +27,8 @@ from jax_tcgemm.epilogues.membership import is_call_of_elements
 from jax_tcgemm.passes.concatenations import with_concatenations
 from jax_tcgemm.passes.gate_transposition import with_transposed_gates
 from jax_tcgemm.passes.gates import call_of, products_of
-from jax_tcgemm.passes.loss_calls import loss_note
-from jax_tcgemm.passes.loss_programs import with_losses
+from jax_tcgemm.passes.losses.calls import loss_note
+from jax_tcgemm.passes.losses.programs import with_losses
 from jax_tcgemm.passes.programs import found_as, renamed, write, written_out
 from jax_tcgemm.passes.symmetry import keeps_symmetry, symmetric_variables, with_grams
 from jax_tcgemm.passes.transpositions import (
@@ -43,7 +43,7 @@ from jax_tcgemm.problem.call_options import CallOptions, Provenance, RoundingsRe
 from jax_tcgemm.problem.dtypes import accumulator_dtype
 from jax_tcgemm.problem.function import MOST_READS, MOST_RESULTS
 from jax_tcgemm.problem.precision import is_split
-from jax_tcgemm.products.ragged_dot import ragged_dot_general
+from jax_tcgemm.products.ragged.ragged_dot import ragged_dot_general
 from jax_tcgemm.system.jax_internals import (
     as_jaxpr,
     has_plain_context,

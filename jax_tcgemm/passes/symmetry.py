@@ -3,7 +3,7 @@
 A product of an array by its own transpose is symmetric, and so are elementwise results of symmetric
 matrices. Polynomials of one symmetric matrix commute, so that their products are also symmetric.
 Such a product is rewritten with the transpose of its right operand, which has the same value:
-kernels recognize a symmetric result by this layout (device/dense.py).
+kernels recognize a symmetric result by this layout (device/dense/product.py).
 """
 
 from collections.abc import Mapping, Sequence

@@ -20,7 +20,10 @@ from jax.extend import core
 from jax.extend.core.primitives import transpose_p
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import dense
+from jax_tcgemm.device.dense import call as dense_call
+from jax_tcgemm.device.dense import plan as dense_plan
+from jax_tcgemm.device.dense import product as dense
+from jax_tcgemm.device.dense.of_xla import LaxProduct
 from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.rules import as_cotangent, bilinear_series, moved, same_varying
 from jax_tcgemm.primitives.transposes import ProductLayout, Reading
@@ -88,7 +91,7 @@ def _abstract_eval(lhs, rhs, **params):
         )
     if permutation != tuple(range(out.ndim)):
         out, _ = transpose_p.abstract_eval(out, permutation=permutation)
-    lowering.expect(dense.make_plan, product_of, lhs, rhs, out, params)
+    lowering.expect(dense_plan.make_plan, product_of, lhs, rhs, out, params)
     return out
 
 
@@ -358,8 +361,8 @@ def _lower(ctx, lhs, rhs, *, device, obstacle, **params):
     product = product_of(*ctx.avals_in, out, params)
     if not obstacle and partitioning.is_divided(ctx) and dense.is_covered(product, device.platform):
         return partitioning.lower(ctx, (lhs, rhs), division_of(*ctx.avals_in, params))
-    plan = dense.make_plan(product.of_values((lhs, rhs)), device, obstacle)
-    asked = dense.LaxProduct.of(plan.product)
+    plan = dense_plan.make_plan(product.of_values((lhs, rhs)), device, obstacle)
+    asked = LaxProduct.of(plan.product)
     if plan.is_dot_of_xla and _is_plain(asked, *ctx.avals_in, out):
         operands = (rhs, lhs) if asked.exchanged else (lhs, rhs)
         return (lowering.dot_general(*operands, asked),)
@@ -368,7 +371,7 @@ def _lower(ctx, lhs, rhs, *, device, obstacle, **params):
     def on_device(lhs, rhs):
         if plan.repeats_row:
             return (_first_of_two_rows(lhs, rhs, **params),)
-        return (dense.dot_general(lhs, rhs, plan, out_sharding),)
+        return (dense_call.dot_general(lhs, rhs, plan, out_sharding),)
 
     key = lowering.key_of(dot_general_p, params, plan)
     return partitioning.lower_on_device(ctx, on_device, lhs, rhs, key=key)
@@ -387,7 +390,7 @@ def _first_of_two_rows(lhs, rhs, *, dimension_numbers, permutation, out_sharding
     return lax.index_in_dim(out, 0, position, keepdims=False)
 
 
-def _is_plain(asked: dense.LaxProduct, *avals) -> bool:
+def _is_plain(asked: LaxProduct, *avals) -> bool:
     """Whether XLA's own product is one operation and a transpose, with no dtype or mesh to mind."""
     return (
         (asked.precision is None or type(asked.precision) is tuple)  # A DotAlgorithm is one, too.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import fused
+from jax_tcgemm.device.fusion import fused
 from jax_tcgemm.epilogues.calls import closes_over_arrays, written_out
 from jax_tcgemm.epilogues.shard_function import shard_function
 from jax_tcgemm.primitives import lowering

@@ -11,7 +11,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import dense
+from jax_tcgemm.device.dense.of_xla import LaxProduct
 from jax_tcgemm.kernels import compiler, nvrtc, program
 from jax_tcgemm.primitives.transposes import Reading, read_through
 from jax_tcgemm.sharding import partitioning
@@ -159,7 +159,7 @@ def _expect(make_plan: Callable, product, device: selection.Device) -> None:
         compiler.start(make_plan(product, device).choice.kernels)
 
 
-def dot_general(lhs: ir.Value, rhs: ir.Value, asked: dense.LaxProduct) -> ir.Value:
+def dot_general(lhs: ir.Value, rhs: ir.Value, asked: LaxProduct) -> ir.Value:
     """XLA's own product of operands of one dtype, without tracing it first.
 
     What `lax.dot_general` becomes, too. Most of the time that a trace would take is for what

@@ -17,8 +17,8 @@ import numpy as np
 from jax.extend import core
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_tcgemm.device import packed as device_packed
 from jax_tcgemm.device import request
+from jax_tcgemm.device.fusion import packed as device_packed
 from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.rules import moved, same_varying
 from jax_tcgemm.problem.call_options import CallOptions

@@ -28,8 +28,9 @@ from jax.extend import core
 from jax.sharding import NamedSharding
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import dense, grouped
+from jax_tcgemm.device import grouped
 from jax_tcgemm.device import rows as device_rows
+from jax_tcgemm.device.dense import product as dense
 from jax_tcgemm.primitives import lowering, rows
 from jax_tcgemm.primitives.rules import as_cotangent, bilinear_series, same_varying
 from jax_tcgemm.problem.call_options import CallOptions

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jax_tcgemm.epilogues import HEADER, EpilogueSource
-from jax_tcgemm.epilogues.expressions import STORED, computed, is_narrow
+from jax_tcgemm.epilogues.code.expressions import STORED, computed, is_narrow
 
 # Limits of csrc/core/problem.h.
 MOST_READS, MOST_RESULTS, MOST_INDICES = 12, 6, 8

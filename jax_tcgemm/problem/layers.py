@@ -22,7 +22,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend import core
 
 from jax_tcgemm.epilogues import EpilogueSource, emit
-from jax_tcgemm.epilogues.source import Read
+from jax_tcgemm.epilogues.code.source import Read
 from jax_tcgemm.problem.activations import ACTIVATIONS
 from jax_tcgemm.problem.dtypes import wide_dtype
 from jax_tcgemm.system.jax_internals import as_jaxpr

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tcgemm.device.dense import LEAST_SYMMETRIC
+from jax_tcgemm.device.dense.product import LEAST_SYMMETRIC
 from jax_tcgemm.primitives.encodings.plain import Plain
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import wide_dtype

@@ -15,7 +15,7 @@ import jax
 from jax.extend.core.primitives import dot_general_p
 
 from jax_tcgemm.products.dot_general import dot_general
-from jax_tcgemm.products.ragged_dot import ragged_dot_general
+from jax_tcgemm.products.ragged.ragged_dot import ragged_dot_general
 from jax_tcgemm.selection import check_names
 from jax_tcgemm.system.jax_internals import in_pallas_kernel, ragged_dot_general_p
 from jax_tcgemm.system.routing import Routing, enter, leave, routing

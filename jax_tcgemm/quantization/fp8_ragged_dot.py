@@ -15,7 +15,8 @@ from jax_tcgemm.products.arguments import (
     canonical_element_type,
     promoted_dtype,
 )
-from jax_tcgemm.products.ragged_dot import as_offset, as_sizes, ragged_dot, ragged_dot_general
+from jax_tcgemm.products.ragged.arguments import as_offset, as_sizes
+from jax_tcgemm.products.ragged.ragged_dot import ragged_dot, ragged_dot_general
 from jax_tcgemm.quantization.fp8_dot_general import How
 from jax_tcgemm.quantization.quantize import quantize
 from jax_tcgemm.sharding.ragged_division import ends_of_groups

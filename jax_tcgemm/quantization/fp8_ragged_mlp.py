@@ -13,7 +13,8 @@ from jax_tcgemm.problem.activations import canonical_activation
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.problem.quantized import QuantizedArray
 from jax_tcgemm.products.arguments import as_floating, promoted_dtype
-from jax_tcgemm.products.ragged_dot import gated_ragged_linear, ragged_dot
+from jax_tcgemm.products.ragged.gated_ragged_linear import gated_ragged_linear
+from jax_tcgemm.products.ragged.ragged_dot import ragged_dot
 from jax_tcgemm.quantization.fp8_mlp import Hidden, PulledBack, quantized_weights, split_gate_up
 from jax_tcgemm.quantization.fp8_ragged_dot import (
     RECIPES,

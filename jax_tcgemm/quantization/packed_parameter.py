@@ -25,7 +25,7 @@ from jax_tcgemm.problem.packed_weight import (
     group_size_within,
 )
 from jax_tcgemm.products.dot_general import dot_general
-from jax_tcgemm.products.ragged_dot import ragged_dot
+from jax_tcgemm.products.ragged.ragged_dot import ragged_dot
 from jax_tcgemm.quantization.pack import pack
 from jax_tcgemm.tensor.einsum import einsum
 

@@ -2,23 +2,15 @@
 
 from jax_tcgemm.selection.choice import (
     Choice,
-    collect,
     forget,
-    gain_of_converting,
     is_forced,
-    is_unseen,
-    lowering,
     obstacle_of,
-    predicted,
-    predicted_us,
-    ranked,
     reason_to_stay,
     select,
-    set_measurer,
-    unseen,
 )
 from jax_tcgemm.selection.contraction_cost import AsProduct
-from jax_tcgemm.selection.cost_model import calibration_of, loop_us
+from jax_tcgemm.selection.cost_model.calibration import calibration_of
+from jax_tcgemm.selection.cost_model.loops import loop_us
 from jax_tcgemm.selection.devices import ASSUMED_GPU, Device, default_device, target_device
 from jax_tcgemm.selection.estimates import estimated_us, xla_us
 from jax_tcgemm.selection.implementations import (
@@ -32,7 +24,9 @@ from jax_tcgemm.selection.implementations import (
     listed,
     may_be_unfused,
 )
+from jax_tcgemm.selection.observation import collect, is_unseen, lowering, set_measurer, unseen
 from jax_tcgemm.selection.operations import select_operation
+from jax_tcgemm.selection.ranking import gain_of_converting, predicted, predicted_us, ranked
 
 __all__ = [
     "ASSUMED_GPU",

@@ -9,7 +9,7 @@ Implementations differ in which operands must be copied first:
 * cuTENSOR reads every layout in place, at a lower rate; at a much lower one where the fastest mode
   of an array is a batch mode.
 
-Where the cost model of GEMMs (cost_model.py) knows the product, its estimate is used.
+Where the cost model of GEMMs (cost_model) knows the product, its estimate is used.
 """
 
 import dataclasses
@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 from jax_tcgemm.problem.gemm import Problem
 from jax_tcgemm.problem.operation import Operation
-from jax_tcgemm.selection.choice import Choice, ranked
+from jax_tcgemm.selection.choice import Choice
 from jax_tcgemm.selection.devices import Device
+from jax_tcgemm.selection.ranking import ranked
 from jax_tcgemm.selection.roofline import peaks
 
 

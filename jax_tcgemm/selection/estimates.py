@@ -6,10 +6,11 @@ Selection compares these times; this module returns them for `explain`.
 import functools
 
 from jax_tcgemm.problem.gemm import Problem
-from jax_tcgemm.selection import cost_model
-from jax_tcgemm.selection.choice import ranked
+from jax_tcgemm.selection.cost_model import prediction
+from jax_tcgemm.selection.cost_model.calibration import calibration_of
 from jax_tcgemm.selection.devices import Device
 from jax_tcgemm.selection.implementations import XLA, AnyProblem, Candidate, configs_of
+from jax_tcgemm.selection.ranking import ranked
 
 
 def estimated_us(
@@ -74,7 +75,7 @@ def _of_cublaslt(problem: Problem, device: Device) -> float | None:
     is_16bit = problem.a.dtype in ("f16", "bf16") and problem.compute == "f32"
     if not (is_16bit and problem.is_bare and problem.a.is_aligned and problem.b.is_aligned):
         return None
-    calibration = cost_model.calibration_of(device.name)
+    calibration = calibration_of(device.name)
     names = configs_of("wgmma")
-    found = cost_model.predict(problem, device.num_sms, names, calibration)
+    found = prediction.predict(problem, device.num_sms, names, calibration)
     return found.cublaslt + calibration.libraries.xla_cublaslt_us

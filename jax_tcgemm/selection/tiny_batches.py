@@ -6,7 +6,8 @@ The kernel is bound by memory bandwidth, or by the CUDA cores where matrices are
 from collections.abc import Sequence
 
 from jax_tcgemm.problem.gemm import Problem
-from jax_tcgemm.selection import cost_model, xla_forms
+from jax_tcgemm.selection import xla_forms
+from jax_tcgemm.selection.cost_model import coverage
 from jax_tcgemm.selection.implementations import Candidate
 
 IMPLEMENTATION = "simt_batched"
@@ -44,7 +45,7 @@ def candidate_of(
     if xla_forms.broadcast_pays(problem) and xla_forms.broadcast_is_fast(problem):
         return None
     is_large = max(problem.m, problem.n, problem.k) > _MOST_UNMODELLED
-    if is_large and not cost_model.models(problem):
+    if is_large and not coverage.models(problem):
         return None
     found = (c for c in considered if c.implementation == IMPLEMENTATION and not c.reason)
     return next(found, None)

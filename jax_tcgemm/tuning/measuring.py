@@ -18,8 +18,8 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import epilogue
 from jax_tcgemm.device.call import call
+from jax_tcgemm.device.fusion.results import result_arrays
 from jax_tcgemm.kernels import CompileError, Instance, compile_kernels
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES, wide_dtype
@@ -261,7 +261,7 @@ def _function(problem: Problem, implementation: str, config: str):
     if implementation == selection.XLA:
         return functools.partial(_xla, problem)
     choice = _choice(problem, implementation, config)
-    return lambda *operands: call(problem, choice, operands, epilogue.result_arrays(problem))
+    return lambda *operands: call(problem, choice, operands, result_arrays(problem))
 
 
 def _choice(problem: Problem, implementation: str, config: str) -> selection.Choice:

@@ -11,7 +11,7 @@ from jax.core import ShapedArray
 from jax.extend import core
 
 from jax_tcgemm import selection
-from jax_tcgemm.device import epilogue, grouped_epilogue, packed
+from jax_tcgemm.device.fusion import epilogue, grouped_epilogue, packed
 from jax_tcgemm.primitives.transposes import ProductLayout
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.sharding.layout import Layout

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tcgemm.device import dense, epilogue
+from jax_tcgemm.device.dense import product as dense
+from jax_tcgemm.device.fusion import epilogue
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import functions
 from jax_tcgemm.primitives.encodings import Batched, Encoding, Names

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tcgemm.device import packed as device_packed
+from jax_tcgemm.device.fusion import packed as device_packed
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import functions
 from jax_tcgemm.primitives import ragged_dot as ragged

@@ -14,7 +14,8 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from jax_tcgemm.device import dense, epilogue
+from jax_tcgemm.device.dense import product as dense
+from jax_tcgemm.device.fusion import epilogue
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.encodings import Batched, Encoding, Names
 from jax_tcgemm.primitives.rules import is_moving, moved

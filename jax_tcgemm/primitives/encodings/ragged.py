@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tcgemm.device import dense, grouped_epilogue
+from jax_tcgemm.device.dense import product as dense
+from jax_tcgemm.device.fusion import grouped_epilogue
 from jax_tcgemm.primitives import ragged_dot as plain
 from jax_tcgemm.primitives.encodings import Batched, Names
 from jax_tcgemm.primitives.encodings.grouped import Grouped

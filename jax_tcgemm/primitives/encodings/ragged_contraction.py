@@ -16,7 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tcgemm.device import dense, grouped, grouped_contraction
+from jax_tcgemm.device import grouped
+from jax_tcgemm.device.dense import product as dense
+from jax_tcgemm.device.fusion import grouped_contraction
 from jax_tcgemm.primitives import functions
 from jax_tcgemm.primitives import ragged_dot as plain
 from jax_tcgemm.primitives.encodings import Batched, Encoding, Names

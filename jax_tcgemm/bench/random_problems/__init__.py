@@ -1,0 +1,1 @@
+"""Random problems of many kinds, for comparison with plain JAX."""

@@ -1,0 +1,1 @@
+"""Dense products on one device: problem, plan, and call."""

@@ -1,0 +1,1 @@
+"""Products with an epilogue on one device: problems, plans, and calls."""

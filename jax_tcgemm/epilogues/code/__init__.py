@@ -1,0 +1,1 @@
+"""Code of an elementwise function for one element: expression graph, places, and emission."""

@@ -1,0 +1,1 @@
+"""Rewrite pass for losses: recognition of losses with logits, and calls without logits."""

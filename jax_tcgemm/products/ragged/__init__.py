@@ -1,0 +1,1 @@
+"""Public functions of grouped products, and of rows of groups."""

@@ -1,0 +1,1 @@
+"""Cost model: estimated times of kernels, from the problem and the device."""

@@ -1,0 +1,58 @@
+"""Names of JAX that `patch` needs: errors, the ragged product, and kernels of Pallas."""
+
+import functools
+import importlib
+import sys
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core
+
+
+def _find_sharding_type_error() -> type[Exception]:
+    """Return JAX's exception for operands with incompatible shardings over explicit axes."""
+    try:
+        return importlib.import_module("jax._src.core").ShardingTypeError
+    except (ImportError, AttributeError):
+        return TypeError
+
+
+ShardingTypeError = _find_sharding_type_error()
+
+
+def _find_ragged_dot_general_p() -> core.Primitive | None:
+    """The primitive of `lax.ragged_dot`, which has no public name, from a trace of one.
+
+    None where JAX makes its ragged products of other primitives.
+    """
+    shapes = ((1, 1), jnp.float32), ((1, 1, 1), jnp.float32), ((1,), jnp.int32)
+    jaxpr = jax.make_jaxpr(lax.ragged_dot)(*(jax.ShapeDtypeStruct(*shape) for shape in shapes))
+    found = (eqn.primitive for eqn in jaxpr.eqns if eqn.primitive.name.startswith("ragged_dot"))
+    return next(found, None)
+
+
+ragged_dot_general_p = _find_ragged_dot_general_p()
+
+
+def in_pallas_kernel() -> bool:
+    """Whether what is being traced is the body of a Pallas kernel.
+
+    Pallas says so to itself only, in a place that changes. But whoever traces, differentiates,
+    batches or lowers a body is one of its modules, and that is on the stack.
+    """
+    if "jax.experimental.pallas" not in sys.modules:
+        return False
+    frame = sys._getframe(1)
+    while frame is not None:
+        if _is_of_pallas(frame.f_globals.get("__name__", "")):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_of_pallas(module: str) -> bool:
+    folders = module.split(".")
+    # Its `ops` are users of Pallas, with products of their own outside of kernels.
+    return folders[0] == "jax" and "pallas" in folders and "ops" not in folders
