@@ -1,13 +1,13 @@
-// Sums and products of rows of matrices, taken through indices: what stands around the grouped products of
-// a mixture of experts.
+// Weighted sums and dot products of gathered rows: the steps before and after the grouped products of a mixture of
+// experts.
 //
 //   sums  D[t] = sum of weights[p] * A[indices[p]] over the pairs p from starts[t] to starts[t + 1] - 1
 //         A a_rows x n, D targets x n, in the order of p; weights may be left out
 //   dots  D[p] = sum over n of A[indices[p], n] * B[b_indices[p], n]
 //         A a_rows x n, B b_rows x n, one number for each pair
 //
-// Everything is packed row-major. A pair with an index outside its matrix adds nothing, and its product is
-// 0; starts are cut off at 0 and at the number of pairs.
+// `starts` has targets + 1 offsets of pairs. Everything is packed row-major. A pair with an index out of range adds 0
+// to its sum, and its dot is 0; starts are clamped to 0 and the number of pairs.
 #pragma once
 
 #include <array>
@@ -33,7 +33,7 @@ struct RowsProblem {
 
   bool is_sums() const { return form == RowsForm::kSums; }
   bool is_empty() const { return is_sums() ? targets == 0 || n == 0 : pairs == 0; }
-  // What sums are kept in, and the dtype of weights and of products.
+  // Dtype of accumulators, weights and dots.
   DType accumulator() const { return in == DType::kF64 ? DType::kF64 : DType::kF32; }
 
   int64_t d_elements() const { return is_sums() ? targets * n : pairs; }

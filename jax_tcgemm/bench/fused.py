@@ -1,12 +1,15 @@
-"""Workloads of fused layers; the `kind` of a group says which, all its other keys may be lists.
+"""Workloads of fused layers.
+
+Each table of the suite's TOML file has a `kind`, one of those below. Its sizes and its activation
+may be lists; there is one workload for each combination.
 
     linear   m, n, k, activation      f(x w + bias)
     gated    m, n, k, activation      f(x gate) * (x up)
     mlp      tokens, width, hidden, activation, gated: a feed-forward block and all its gradients
 
-`fused` is ours as one call, `bare` our plain product with the rest left to XLA, `layers` a block
-made of fused layers without the fused backward pass, `xla` the expression under jit, `cublaslt`
-cuBLASLt's own epilogue.
+`fused` is one call of this library, `bare` its plain product with the epilogue computed by XLA,
+`layers` (mlp only) fused layers that JAX differentiates one by one, without the backward pass of
+`mlp`, `xla` the expression under jit, and `cublaslt` cuBLASLt's own epilogue.
 """
 
 from __future__ import annotations
@@ -46,7 +49,11 @@ def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
 
 
 def _scaled(shapes: dict[str, tuple[int, ...]], dtype) -> Callable:
-    """Draws operands; weights so that what they make of normal numbers is of order 1."""
+    """Return a function that draws standard normal operands.
+
+    Operands whose name begins with w are scaled by 1 / sqrt(shape[0]), so that their products with
+    normal numbers have unit variance.
+    """
 
     def draw(key):
         for each, (name, shape) in zip(
@@ -73,7 +80,11 @@ def _workload(suite, label, dtype, shape, sizes, shapes, **fields) -> Workload:
 
 
 def _tolerance(dtype: str, roundings: int) -> float:
-    """Return the error of `roundings` to the result's dtype, and of float32 accumulation."""
+    """Return the tolerated relative error.
+
+    It is `roundings` times the epsilon of the dtype, plus that of TF32 if it may be used, plus 1e-4
+    for accumulation in float32.
+    """
     element_type, precision, _ = DTYPES[dtype]
     tf32 = 2.0**-10 if element_type == "float32" and precision == "default" else 0.0
     return roundings * float(jnp.finfo(element_type).eps) + tf32 + 1e-4

@@ -172,7 +172,7 @@ def programs(
             table.add_row(*in_programs.row(record))
         if not table.rows:
             raise ValueError(
-                f"bench: only must be in the name of a program, got {only=}; "
+                f"bench: --only must be part of a program's name, got {only=}; "
                 "without it all are measured"
             )
     console.print(table)
@@ -182,7 +182,7 @@ def _products(names: str) -> list[suites.Case]:
     cases = [case for name in names.split(",") for case in suites.load_suite(name).cases]
     if others := {case.suite for case in cases if case.kind != "product"}:
         raise ValueError(
-            f"bench: a suite must be of products, got {', '.join(sorted(others))}; "
+            f"bench: every suite must be of plain products, got {', '.join(sorted(others))}; "
             "--list shows what there is"
         )
     return cases
@@ -192,11 +192,11 @@ def _products(names: str) -> list[suites.Case]:
 def parallel(
     devices: Annotated[str, typer.Option(help="Numbers of devices, comma-separated.")] = "2,4",
     tokens: Annotated[int, typer.Option(min=1, help="Rows of the layer's input.")] = 8192,
-    model: Annotated[int, typer.Option(min=1, help="Its columns.")] = 8192,
+    model: Annotated[int, typer.Option(min=1, help="Columns of the layer's input.")] = 8192,
     hidden: Annotated[int, typer.Option(min=1, help="Columns of the hidden layer.")] = 28672,
     dtype: Annotated[str, typer.Option(help="Dtype of all arrays.")] = "bfloat16",
     chunks: Annotated[
-        str, typer.Option(help="Pieces in which shards are moved, comma-separated; auto: ours.")
+        str, typer.Option(help="Chunks in which a shard is moved, comma-separated; auto selects.")
     ] = "auto",
     impl: _Forced = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps in flight in one sample.")] = 10,
@@ -237,7 +237,7 @@ def parallel(
 @app.command()
 def regret(
     problems: Annotated[int, typer.Option(min=1, help="Number of random problems.")] = 400,
-    seed: Annotated[int, typer.Option(min=0, help="Another one draws other problems.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     out: Annotated[
         pathlib.Path | None,
         typer.Option(help="Append rows to this CSV file; problems that it has are not measured."),
@@ -247,7 +247,7 @@ def regret(
         float, typer.Option(help="Seconds in all, after which no problems are begun.")
     ] = math.inf,
     scale: Annotated[
-        float, typer.Option(help="Of the logarithms of extents; below 1 for slow machines.")
+        float, typer.Option(help="Factor on the logarithms of sizes; below 1 for slow machines.")
     ] = 1.0,
 ) -> None:
     """Measure how much slower than the best our choices for random problems are."""
@@ -275,7 +275,8 @@ def regret(
 def sweep(
     problems: Annotated[int, typer.Option(min=1, help="Number of random problems.")] = 300,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Repeats a sweep; a new one by default.")
+        int | None,
+        typer.Option(min=0, help="Random seed; a new one by default."),
     ] = None,
     kinds: Annotated[
         str | None, typer.Option(help="Kinds of problems, comma-separated; all by default.")
@@ -309,7 +310,7 @@ def sweep(
             console.print(table)
     wrong = sum(map(random_programs.is_wrong, found))
     slow = sum(map(random_programs.is_slow, found))
-    text = f"{len(found)} problems of seed {seed}: {wrong} wrong, {slow} slower than XLA"
+    text = f"{len(found)} problems of seed {seed}: {wrong} wrong, {slow} clearly slower than XLA"
     console.print(text, highlight=False)
     if wrong:
         raise typer.Exit(1)
@@ -317,7 +318,7 @@ def sweep(
 
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
-    """A progress bar on stderr; gives a function told what is done now and how many are done."""
+    """Show a progress bar on stderr; yields advance(description, newly_finished)."""
     with Progress(*harness.COLUMNS, console=Console(stderr=True)) as progress:
         task = progress.add_task("starting", total=total)
 

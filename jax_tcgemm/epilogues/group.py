@@ -12,8 +12,8 @@ from jax_tcgemm.epilogues.code.values import Equation
 from jax_tcgemm.epilogues.concatenation import Concatenation
 from jax_tcgemm.epilogues.gate_up import GateUp
 
-# Position of an equation or a group in the program: before the equation with the first number, and
-# among groups there in ascending order of the second number, which is 0 for equations.
+# Position of an equation or a group in the program. Equation i is at (i, 0). Groups just before it
+# are at (i, j) with j < 0, in ascending order of j.
 Place = tuple[int, int]
 
 
@@ -54,7 +54,8 @@ class Group:
       members: numbers of the other equations, in program order.
       inputs: variables that the equations read besides the products.
       results: variables that the rest of the program reads.
-      repeated: numbers of members that are computed again after the call, from its results.
+      repeated: numbers of members that XLA recomputes after the call, from the call's results and
+        earlier variables, so that fewer results are stored.
       place: position of the group in the program.
     """
 
@@ -74,8 +75,8 @@ class Grouping:
 
     Attributes:
       groups: the groups in program order.
-      gone: numbers of the equations that only groups compute.
-      why: the reason for each product that has no group although an equation reads its result.
+      gone: numbers of the equations that leave the program, since only groups compute them.
+      why: for the number of each product that is not fused with its readers, the reason.
     """
 
     groups: tuple[Group, ...]
@@ -85,7 +86,10 @@ class Grouping:
 
 @dataclasses.dataclass(frozen=True)
 class Reason:
-    """Reason why an equation cannot be fused into an epilogue: the equation or None, and a rule."""
+    """Reason why an equation cannot be fused into an epilogue.
+
+    `rule` completes "EQUATION must ..." if there is an equation, and is a whole sentence if not.
+    """
 
     eqn: core.JaxprEqn | None
     rule: str
@@ -96,7 +100,11 @@ class Reason:
 
 @dataclasses.dataclass
 class Draft:
-    """Group under construction; `products` are one variable, or two of one type."""
+    """Group under construction.
+
+    `numbers` are those of its products, and `products` their results, of one type. `before` are
+    equations before the products that the group recomputes, `before_split` those of `Group.before`.
+    """
 
     numbers: tuple[int, ...]
     products: Sequence[core.Var]

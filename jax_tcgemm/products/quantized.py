@@ -55,8 +55,8 @@ def as_operand(op: str, name: str, x) -> jax.Array | QuantizedArray:
         return as_array(op, name, x)
     qvalue = as_array(op, f"{name}.qvalue", x.qvalue)
     is_real = not jnp.issubdtype(qvalue.dtype, jnp.complexfloating) and qvalue.dtype != np.bool_
-    # A name that is none of a dtype stands for a table of values, such as nf4; of integers, such as
-    # int3, for their range, and of floats for how they are scaled.
+    # A qtype other than int* and uint*, such as nf4, needs floating-point values; that of integers,
+    # such as int3, says their range.
     is_table = isinstance(x.qtype, str) and not x.qtype.startswith(("int", "uint"))
     if not is_real or (is_table and not jnp.issubdtype(qvalue.dtype, jnp.floating)):
         raise TypeError(
@@ -181,7 +181,7 @@ def multiplied(*operands) -> list[jax.Array] | None:
 
 
 # --- what follows a product ---------------------------------------------------------------------
-# Equal ones are one function, whose trace is known.
+# Frozen dataclasses: equal epilogues have equal hashes, so that their trace is reused.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -365,7 +365,8 @@ def _scales_of_result(lhs, rights, numbers, permutation, pair) -> list[list[jax.
 def _in_one_array(lhs, rights, pair: int | None, *, dimension_numbers, permutation):
     """Return gate and up as one operand, and the arguments of `_by_blocks` for it, or None.
 
-    Separate arrays of gate and up are stacked in 8 bits; XLA transposes them to rows of k anyway.
+    Separate arrays of gate and up are stacked in 8 bits, which costs nothing more, since XLA copies
+    them to rows of k anyway.
     None if gate and up cannot be one operand.
     """
     ((lhs_contract, rhs_contract), (lhs_batch, rhs_batch)) = dimension_numbers
@@ -400,7 +401,7 @@ def _by_blocks(
     precision,
     of_pair=None,
 ) -> jax.Array:
-    """Product of operands with block scales, transposed to (*batch, *rows, k).
+    """Return the product of operands with block scales, which are transposed to (*batch, *rows, k).
 
     `of_pair`: None, or the dimension of rhs that separates gate and up; see `_in_one_array`.
     """
@@ -411,7 +412,7 @@ def _by_blocks(
     if pair:
         of_rhs[0] = jnp.broadcast_to(of_rhs[0], (2, *of_rhs[0].shape[1:]))
     num_batch = len(lhs_batch)
-    # Vectors have a row, whose dimension the result lacks.
+    # An operand without free dimensions has a row of size 1, which is squeezed from the result.
     ones = [num_batch] if of_lhs[2] else []
     ones += [lhs.ndim - 1] if of_rhs[2] else []
     encoding = BlockScaled(num_batch, (of_lhs[1], of_rhs[1]), bool(pair), precision)
@@ -445,8 +446,10 @@ def _of_rows(x, batch, contract) -> tuple[jax.Array, jax.Array, tuple[int, int],
     if is_any(x):
         scale, tile = lax.transpose(x.scale, order).astype(jnp.float32), x.tile
     tile = [tile[axis] for axis in order]
-    # Only along the last of the rows are there blocks, and of K once all before the last dimension
-    # that has several are whole, and that one has no short block behind any of them.
+    # Blocks are possible along the last dimension of rows, and along K merged to one dimension. K
+    # has blocks only if every contracted dimension before `last`, the last one with several scales,
+    # has a scale for each element; the size of `last` must then be a multiple of its block. Other
+    # scales are repeated for each element.
     last = max((axis for axis in range(kept, x.ndim) if scale.shape[axis] > 1), default=kept)
     is_behind = math.prod(values.shape[kept:last]) > 1
     for axis, extent in enumerate(values.shape):

@@ -1,4 +1,4 @@
-// The choice of a tiling: an estimate of what each takes of an SM, of which the lowest is chosen.
+// Estimates the clocks of an SM that each tiling takes for a matrix, and chooses the lowest.
 #include "kernels/batched/tiling.h"
 
 #include <algorithm>
@@ -7,15 +7,15 @@
 namespace tcgemm::batched {
 namespace {
 
-// A group's A and B, about: with two stages of several blocks more than the 40 KB under way that an SM of an H100
-// needs.
+// Bytes of A and B of one stage: what is aimed at, and the most. Two stages in each of several CTAs keep more than the
+// 40 KB of loads in flight that an SM of an H100 needs.
 constexpr int kStageBytes = 12 * 1024, kMostStageBytes = 20 * 1024;
 // Shared memory that every GPU from sm_80 on gives to a block, and that of an SM of sm_90.
 constexpr int kMostSharedBytes = 99 * 1024, kSharedBytesPerSm = 227 * 1024;
 constexpr int kMostBlocks = 8, kRegisters = 65536;
 // Accumulators of a thread, and its registers beside accumulators and operands, in words.
 constexpr int kMostAccumulators = 32, kOtherRegisters = 40;
-// Bytes of an H100's memory for each clock of an SM, at 80 % of its bandwidth.
+// Bytes of memory for each clock of an SM, at 80 % of the bandwidth of an H200.
 constexpr double kBytesPerClock = 16;
 // Active warps on an SM that hide the latency of shared memory.
 constexpr int kEnoughWarps = 16;
@@ -145,7 +145,8 @@ class Estimate {
   int num_lanes_[kSampled] = {};
 };
 
-// Chooses the padding of one array: `stored` makes its form of a kind of padding. Returns its wavefronts.
+// Tries each padding of one array, whose layout `stored` returns, and keeps the one with the fewest wavefronts (bank
+// conflicts). Returns their number.
 template <typename Form, typename Wavefronts>
 double choose_pads(int* pads, const Form& stored, const Wavefronts& wavefronts_of) {
   double least = 0;
@@ -167,7 +168,8 @@ double choose_pads(int* pads, const Form& stored, const Wavefronts& wavefronts_o
 
 int accumulator_words(const Tiling& t) { return larger(t.in_bytes, 4) / 4; }
 
-// Fills in what shared memory and registers leave room for; false where that is nothing.
+// Sets the number of CTAs per SM. Returns false if there is none, or a thread would have too many accumulators, or a
+// CTA too much shared memory.
 bool set_occupancy(Tiling* t) {
   const int m = t->m_side().per_thread(), n = t->n_side().per_thread();
   if (m * n * accumulator_words(*t) > kMostAccumulators) return false;
@@ -179,7 +181,7 @@ bool set_occupancy(Tiling* t) {
   return t->blocks > 0;
 }
 
-// Matrices of a group: about kStageBytes of A and B.
+// Sets the number of matrices of a stage. Returns false if they exceed kMostStageBytes and lanes are interleaved.
 bool set_matrices(Tiling* t) {
   const int unit = std::max(t->alignment(), t->lanes);  // both are powers of two
   const int bytes = t->a().matrix_bytes() + t->b().matrix_bytes();

@@ -1,15 +1,15 @@
 // D[m,n] = sum over k of X[m,k] * w[k,n] for more rows of X than kernel.cuh multiplies at once, for sm_90a: integers
-// are multiplied, and each group's accumulators by its scale. From some fifty rows on tensor cores take the time, and
-// mma.sync gives at most two thirds of them.
+// are multiplied, and each group's accumulators by its scale. From about 50 rows on, the tensor cores are the
+// limit, and mma.sync reaches at most two thirds of the rate of wgmma.
 //
-// A consumer warpgroup converts the fragments of two instructions, of 32 rows of the weight, while those of the last 32
-// multiply. Accumulators of a group are kept apart, and are multiplied by its scale in float32.
+// While the instructions of 32 rows of the weight multiply, a consumer warpgroup converts the fragments of the next 32.
+// Accumulators of a group are kept apart, and are multiplied by its scale in float32.
 //
-// X of 8-bit floats is multiplied by integers as 8-bit floats, which hold them exactly; what a tensor core adds up of
-// these is added to accumulators in float32 when a group, or 128 of K, ends. Rows of X have scales of their own, which
-// accumulators are multiplied by at the end.
+// X of 8-bit floats is multiplied by integers as 8-bit floats, which hold them exactly; the tensor core's
+// accumulators are promoted to float32 registers at the end of each group, or of 128 of K. Rows of X have scales of
+// their own, which accumulators are multiplied by at the end.
 //
-// A last warpgroup has the producer, and brings what the epilogue reads to L2.
+// The last warpgroup has the TMA producer thread, and prefetches the epilogue's operands to L2.
 //
 // Roles, shared memory and barriers: wide_block.cuh, WideGeometry.
 #pragma once
@@ -29,8 +29,8 @@ class RegisterBlock : public WideBlock<Config, Weight, X, Epilogue> {
       Base::kChunks, Base::kRowK, Base::kStages, Base::kTile;
   using typename Base::Scale;
   static constexpr int kSteps = kBlockK * sizeof(X) / 32;  // instructions for a block of K
-  // Whether accumulators of a group, or of a stage, are apart, of how much of K, and how many units what is multiplied
-  // is.
+  // Whether each group, or stage, has accumulators of its own, how much of K it has, and the factor that undoes the
+  // encoding of integers as float8.
   static constexpr bool kHasGroupAcc = Weight::kGroup > 0 || kIsFloat8<X>;
   static constexpr int kGroupK = Weight::kGroup > 0 ? Weight::kGroup : Base::kStageK;
   static constexpr float kUnit = kIsFloat8<X> ? 1 / kFloat8Unit : 1;
@@ -72,7 +72,8 @@ class RegisterBlock : public WideBlock<Config, Weight, X, Epilogue> {
     if constexpr (Weight::kGroup == 0) scale_columns();
   }
 
-  // Returns when all is multiplied: ptxas serialises instructions on registers that are filled in the loop's next turn.
+  // Waits for all instructions. If they were in flight at the loop's next iteration, ptxas would serialize each one
+  // whose A registers that iteration overwrites.
   __device__ __forceinline__ void multiply_stage(uint32_t stage) {
     constexpr int kBlocksPerChunk = kBlocks / kChunks;
     const uint64_t x = ptx::swizzle_128b_descriptor(stage, 0, 1024);
@@ -159,7 +160,7 @@ class RegisterBlock : public WideBlock<Config, Weight, X, Epilogue> {
     for (int i = 0; i < kCount; ++i) acc_[i] *= scales[i % 4 / 2];
   }
 
-  // What a thread has of 16 columns: of 8 rows the four accumulators of an instruction's D.
+  // A thread's accumulators for its warp's 16 columns of the weight: four for each 8 rows of X.
   float acc_[kCount];
   float group_acc_[kCount];  // of a group, or of a stage
   // Subtrahends of columns g and g + 8.

@@ -30,8 +30,9 @@ struct OperandScales {
   int64_t rows;
   const void* up_data = nullptr;
 
-  // Number of rows that share a block scale in the stages: of the instruction's A, and of its B in tiles of `tile_n`
-  // columns. A tile begins where the scale changes, or has one scale. Each half of a gated tile has its own scales.
+  // How many consecutive rows one scale in shared memory covers, for the instruction's A and for its B in tiles of
+  // `tile_n` columns. It is more than 1 only if blocks begin at its multiples, and a tile is a multiple or a divisor of
+  // it. Gate and up of a gated tile have their own scales.
   static int rows_of_a(const BlockScales& x) { return x.rows % 64 == 0 ? 64 : 1; }
   static int rows_of_b(const BlockScales& x, int tile_n, bool gated) {
     const int rows = gated && tile_n == 128 ? 64 : 128;
@@ -39,14 +40,15 @@ struct OperandScales {
   }
 };
 
-// Why no kernel multiplies operands with m and n rows by their block scales, or nothing.
+// Returns why no kernel multiplies A, of m rows, and B, of n rows, by these block scales; empty if one does.
+// `promotes`: whether accumulators are added to float32 registers after each k block.
 std::string reject_scales(const ProductScales& scales, int64_t m, int64_t n, int64_t k, bool promotes);
 
-// The same in the kernel's terms.
+// Block scales as the kernel's parameters.
 struct StridedScales;
 StridedScales strided(const OperandScales& scales, int64_t k);
 
-// One launch, in the kernel's terms: already swapped where the config is.
+// One launch, in the kernel's terms: if the config computes D^T = B^T A^T, a and b, and m and n, are exchanged here.
 struct Call {
   Kernel* kernel;
   Geometry geometry;
@@ -54,17 +56,17 @@ struct Call {
   AlignedOperand a, b;
   FloatType out_type;
   void* d;
-  int32_t num_splits;                // > 1: d receives that many partial products, one batch set after another
+  int32_t num_splits;                // > 1: d receives the partial products, (num_splits, batch, m, n)
   AlignedOperand b_up;               // of a gated product
   OperandScales a_scales, b_scales;  // without data where there are none
   bool symmetric;                    // the kernel is one of a symmetric D
-  // Only where the kernel itself runs a function: that of this problem.
+  // If the kernel runs an epilogue function, the problem and the buffers that have it; else null.
   const Problem* problem;
   const Buffers* buffers;
   cudaStream_t stream;
 };
 
-// How far an operand goes along M or N, along K, and over two batch levels.
+// Extents of an operand: along M or N, along K, and of both batch levels.
 struct OperandExtents {
   int64_t along, k, inner, outer;
 };
@@ -72,7 +74,8 @@ struct OperandExtents {
 Status encode_operand_map(CUtensorMap* map, const AlignedOperand& operand, const OperandShape& shape,
                           const OperandExtents& extents, Box box);
 
-// Matrices that a kernel stores, one after another, in packed rows of which it stores the first `columns`.
+// A batch of row-major matrices, one after another, that a kernel stores: the first `columns` of each row of
+// `row_length` elements.
 struct OutputMatrices {
   const void* data;
   FloatType type;
@@ -85,7 +88,7 @@ struct OutputMatrices {
 
 Status encode_output_map(CUtensorMap* map, const OutputMatrices& d, const StoreBox& box);
 
-// Launches call.kernel, which is of call.geometry, and of kind Function where there is one.
+// Launches call.kernel, which is compiled for call.geometry, and with an epilogue function if call.problem is set.
 Status launch_product(const Call& call);
 
 }  // namespace tcgemm::wgmma_family

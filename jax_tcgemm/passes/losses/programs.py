@@ -1,10 +1,11 @@
 """Rewrite pass for losses, which are then computed without storing their logits.
 
 A product is the logits of a loss if all values that the program computes from it have the forms of
-`values`. Calls then replace the product: of `losses/rows.py` for the log-sum-exp and the loss
-of each token, and for products by the gradient of the logits. If the factors of this gradient are
-known before the loss, one call of `losses/sums.py` computes losses and gradients. What the program
-computes from log-sum-exps and losses does not change.
+`values`. A call of `losses/rows.py` then replaces the product and computes the log-sum-exp and the
+loss of each token. A second call replaces the products that multiply the gradient of the logits. If
+the per-token factors of that gradient depend on neither log-sum-exps nor losses, one call of
+`losses/sums.py` computes losses and gradients together. What the program computes from log-sum-exps
+and losses does not change.
 """
 
 import math
@@ -60,8 +61,8 @@ def with_losses(
       equations: a program whose products are this library's.
       results: the program's results.
       wide: whether to leave out roundings of the logits.
-      losses: whether to replace losses; None replaces them unless automatic mesh axes may shard
-        their tokens.
+      losses: whether to replace losses; None replaces them unless there are several devices and
+        the program is outside of `shard_map`, where XLA may shard the tokens.
     """
     equations, results = list(equations), list(results)
     if losses is False:
@@ -77,8 +78,8 @@ def with_losses(
             is_divided = jax.device_count() > 1 and eqn.outvars[0].aval.sharding.mesh.empty
             if losses is None and is_divided:
                 raise NotALossError(
-                    "devices, of which there are several, must not divide it automatically; "
-                    "accelerate it with losses=True if they do not"
+                    "XLA must not shard it over the devices, of which there are several; pass "
+                    "losses=True to accelerate if XLA does not"
                 )
             equations, results = found
         except NotALossError as reason:
@@ -113,9 +114,8 @@ def _may_be_logits(eqn: core.JaxprEqn) -> bool:
 class _Loss:
     """Program in which one product may be the logits of a loss.
 
-    `_known` has the symbolic value of each variable, whatever the dimensions of its tokens.
-    Variables that are computed from logits are `_gone` from the program; the others stay, and
-    unused equations are removed in the end.
+    `_known` has the symbolic value of each variable, whose token dimensions may be reshaped.
+    `_gone` has the variables that depend on logits, which are not in the new program.
     """
 
     def __init__(self, equations, results, eqn: core.JaxprEqn, *, wide: bool):
@@ -225,7 +225,7 @@ class _Loss:
             if x.aval.dtype != self._dtype and value == lv.LOGITS:
                 raise NotALossError(f"its logits must be {self._dtype} before all else")
             by = "among the results" if eqn is None else f"read by {eqn.primitive.name}"
-            raise NotALossError(f"what has the size of its logits must not be {by}")
+            raise NotALossError(f"an array of the size of its logits must not be {by}")
         row = self._writer.of_shape(self._rows.value(value), x.aval.shape)
         return self._writer.varying_as(x, row)
 
@@ -309,7 +309,7 @@ class _Loss:
             return None
         if after == self._dtype and (x == lv.LOGITS or before == np.bool_):
             return x
-        # What a gradient of logits is rounded to before it is multiplied.
+        # A gradient of logits may be rounded to a narrower dtype before its products.
         return x if before == self._dtype and after in _DTYPES and x.zeta == 0 else None
 
     def _reduced(self, eqn: core.JaxprEqn, x) -> Row | None:
@@ -362,8 +362,8 @@ class _Loss:
         is_known = self._is_gradient(gradient) and eqn.invars[side].aval.shape == self._shape
         if not is_known or other not in (self._head.x, self._head.w):
             raise NotALossError(
-                "logits must be multiplied by nothing, and their gradient only by features and "
-                "weights"
+                "logits must be an operand of no other product, and their gradient only of "
+                "products with features or weights"
             )
         self._take_gradient(gradient)
         if eqn.outvars[0].aval.dtype != other.aval.dtype:
@@ -395,6 +395,7 @@ class _Loss:
     def _lse_and_losses(self) -> tuple[core.Var, core.Var]:
         if self._made_here is None:
             logits = self._eqn.outvars[0].aval
+            # Traced for the type of an array with a value for each token.
             row = traced(
                 lambda z: jnp.sum(z.astype(self._dtype), -1),
                 *([logits], self._mesh),
@@ -420,12 +421,12 @@ class _Loss:
         size = math.prod(self._shape) * self._dtype.itemsize
         if not is_known and size < _LEAST_BYTES_AGAIN:
             raise NotALossError(
-                "its logits must take a gibibyte if they are made again for gradients, which are "
-                "multiplied by what is known after the loss"
+                "its logits must have at least 1 GiB to be recomputed for gradients, whose factors "
+                "depend on the loss"
             )
         if self._largest and size < _LEAST_BYTES_AGAIN:
             raise NotALossError(
-                "its logits must take a gibibyte if they are made again for where they are largest"
+                "its logits must have at least 1 GiB to be recomputed for their argmax"
             )
         head, places = self._head, [eqn.outvars[0] for eqn in self._largest]
         bias = [] if head.bias is None else [self._writer.of_shape(head.bias, self._shape[-1:])]

@@ -81,11 +81,11 @@ LOSS = Row(losses=1.0)
 
 
 class Rows:
-    """Arithmetic of rows.
+    """Arithmetic of values per token.
 
     Args:
       emit: writes a function of variables into the program, and returns its result, a variable.
-      losses: gives the variables of lse and the losses.
+      lse_and_losses: returns the variables of log-sum-exps and losses.
     """
 
     def __init__(self, emit: Callable, lse_and_losses: Callable[[], tuple[core.Var, core.Var]]):

@@ -1,4 +1,4 @@
-"""RaggedOperands with scales of blocks of their last two dimensions.
+"""Operands with block scales along their last two dimensions.
 
     acc[*batch, *rows, *columns] =
         sum over k of (lhs * lhs_scales)[*batch, *rows, k] * (rhs * rhs_scales)[*batch, *columns, k]

@@ -1,4 +1,4 @@
-"""RaggedOperands that are arrays as they are.
+"""Operands that are plain arrays.
 
     acc = transpose(dot_general(lhs, rhs, dimension_numbers), permutation)
 

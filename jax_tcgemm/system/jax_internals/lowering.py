@@ -32,7 +32,7 @@ for _name, _function in vars(mlir).items():
 
 
 _jaxpr_subcomp = find_name("mlir", "jaxpr_subcomp")
-# What it takes; where that is something else, programs are traced again.
+# Its parameters as known here. With any other signature, programs are traced again.
 _SUBCOMP_PARAMETERS = (
     *("ctx", "jaxpr", "name_stack", "tokens", "consts_for_constvars", "args"),
     *("dim_var_values", "const_lowering", "outer_traceback"),
@@ -76,11 +76,11 @@ def platforms(ctx: LoweringRuleContext) -> tuple[str, ...]:
 
 
 def module_function(ctx: LoweringRuleContext, name: str, types, make: Callable) -> func.FuncOp:
-    """The private function without arguments of a name in the module; made if it has none yet.
+    """Return the private function of a name, without arguments; create it if the module lacks it.
 
     Args:
       ctx: the context of the lowering.
-      name: the name, which tells what the function does.
+      name: the name, unique to the body: a function of this name is reused.
       types: the MLIR types of its results.
       make: emits the function's body and returns its results.
     """
@@ -99,10 +99,11 @@ _lower_per_platform = find_name("mlir", "lower_per_platform")
 
 
 def by_platform(rule: Callable) -> Callable:
-    """The rule for every platform, of one that is told which; "cpu/cuda" where JAX has no choice.
+    """Turn a rule with a keyword `platform` into a lowering rule for all platforms.
 
-    Rules are not registered for each platform: of primitives whose lowering it does not keep,
-    JAX 0.12 gives them types in a tuple, which then it adds to a list in programs for several.
+    A JAX without `lower_per_platform` calls the rule once, with names joined such as "cpu/cuda".
+    Rules are not registered per platform: for primitives whose lowering is not cached, JAX 0.12
+    passes `avals_out` as a tuple and, in programs for several platforms, adds it to a list.
     """
 
     def lower(ctx, *operands, **params):
@@ -118,7 +119,7 @@ def by_platform(rule: Callable) -> Callable:
 
 
 def started_platform() -> str:
-    """The platform of the default device; "" where JAX has not started, which is left to others."""
+    """Return the platform of the default device; "" if JAX has no backend yet, and start none."""
     try:
         from jax._src.xla_bridge import backends_are_initialized
     except ImportError:
@@ -127,10 +128,10 @@ def started_platform() -> str:
 
 
 def num_automatic_devices(ctx: LoweringRuleContext) -> int:
-    """Over how many devices XLA divides a program that is being lowered, if it can be told how.
+    """Return the number of devices over which XLA may shard the program that is lowered.
 
-    Those along manual mesh axes are not counted. Where nothing is known it is one: what XLA is not
-    told how to divide it repeats on every device.
+    It is the product of the sizes of the mesh axes that are not manual; 1 if this JAX cannot tell
+    XLA how to shard, since XLA then replicates the operation.
     """
     axis_context = getattr(getattr(ctx, "module_context", None), "axis_context", None)
     if _ShardingContext is None:
@@ -142,8 +143,8 @@ def num_automatic_devices(ctx: LoweringRuleContext) -> int:
 
 
 def on_mesh(ctx: LoweringRuleContext, mesh: AbstractMesh) -> LoweringRuleContext:
-    """The context of a program for several devices, with a mesh of them."""
-    # Devices are needed only to number them, so that any will do.
+    """Return a copy of a context, for a program on the devices of a mesh."""
+    # JAX reads only the number of devices, so that any will do.
     axis_context = _ShardingContext(mesh.size, (jax.devices()[0],) * mesh.size, mesh)
     return ctx.replace(module_context=ctx.module_context.replace(axis_context=axis_context))
 
@@ -165,7 +166,7 @@ def uses_shardy() -> bool:
 
 
 def row_major(x: jax.Array) -> jax.Array:
-    """An array that XLA lays out by rows where it runs this; unchanged where JAX cannot say so."""
+    """Constrain an array to a row-major layout; return it as it is if this JAX cannot."""
     try:
         from jax.experimental.layout import Layout, with_layout_constraint
     except ImportError:
