@@ -35,8 +35,9 @@ class Suite:
         """Return the peer's time over ours for each record of this kind, and the record."""
         return [
             (record["peers"][self.peer]["us"]["p50"] / record["us"]["p50"], record)
-            for record in (*rec.products(records), *rec.workloads(records))
-            if (record["suite"], record["dtype"]) == (self.suite, self.dtype)
+            for record in records
+            if record["kind"] in ("product", "workload")
+            and (record["suite"], record["dtype"]) == (self.suite, self.dtype)
             and rec.contender_name(record) == self.contender
             and self.peer in record["peers"]
         ]
@@ -90,6 +91,8 @@ class Parallel:
         return [(times["xla"] / times["sharded"], record)]
 
 
+Work = Suite | Training | Parallel
+
 WORK = (
     Suite("Rows that are not 16-byte aligned", "unaligned", "bf16", "auto"),
     Suite("Experts: ragged_dot", "moe", "bf16", "ragged_dot"),
@@ -118,9 +121,7 @@ WORK = (
 def bars(records: Sequence[dict]) -> list[tuple[str, float]]:
     """Return the title and the ratio of each bar that there are records for."""
     found = []
-    for work in WORK:
-        if not (own := work.ratios(records)):
-            continue
+    for work, own in _measured(records):
         mean = math.exp(sum(math.log(ratio) for ratio, _ in own) / len(own))
         device = own[0][1]["machine"]["device"].removeprefix("NVIDIA ").split()[0]
         cases = f"{len(own)} {'case' if len(own) == 1 else 'cases'}"
@@ -130,7 +131,15 @@ def bars(records: Sequence[dict]) -> list[tuple[str, float]]:
 
 def shown(records: Sequence[dict]) -> list[dict]:
     """Return the records that the chart shows."""
-    return [record for work in WORK for _, record in work.ratios(records)]
+    return [record for _, own in _measured(records) for _, record in own]
+
+
+def _measured(records: Sequence[dict]) -> list[tuple[Work, list[tuple[float, dict]]]]:
+    """Return each kind of work that there are records for, with its newest ratios and records."""
+    others = [r for r in records if r["kind"] not in ("product", "workload")]
+    newest = [*rec.products(records), *rec.workloads(records), *others]
+    found = ((work, work.ratios(newest)) for work in WORK)
+    return [(work, own) for work, own in found if own]
 
 
 def plot_highlights(records: Sequence[dict], path: pathlib.Path, digest: str = "") -> None:

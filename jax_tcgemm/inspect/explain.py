@@ -282,8 +282,8 @@ def _calls_of(eqn, device, times, path) -> Iterator[Call]:
                 where = source_line(eqn)
                 rejected = _rejected(plan.choice) | call.rejected
                 rejected.pop(call.implementation, None)
-                call = dataclasses.replace(call, why=why, source=where, code=code)
-                call = dataclasses.replace(call, rejected=rejected)
+                own = {"why": why, "source": where, "code": code, "rejected": rejected}
+                call = dataclasses.replace(call, **own)
                 if not _is_fused(call.problem):  # of nested functions the whole one
                     call = dataclasses.replace(call, epilogue=epilogue_operations(plan))
                 yield call

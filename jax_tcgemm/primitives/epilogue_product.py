@@ -17,7 +17,7 @@ kernel runs the call; None: as the epilogue says).
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +69,7 @@ def epilogue_product(
     params = {"options": options, "encoding": encoding, "function": function}
     params |= {"in_place": in_place, "xla_dtype": xla_dtype}
     if encoding.runs_unfused(operands, options):
-        return _by_products(arguments, params)
+        return _from_accumulators(type(encoding).accumulators, arguments, params)
     return epilogue_product_p.bind(*arguments, **params)
 
 
@@ -128,19 +128,21 @@ def unfused_on_gpu(*arguments, **params) -> list[jax.Array]:
 
 
 def _unfused(arguments, params) -> list[jax.Array]:
-    accs = bare_products(*arguments, **params)
     if (split := _split_off_reductions(**params)) is not None:
-        return core.jaxpr_as_fun(split[1])(*accs)
-    _, of_stored_products = _stored(**params)
-    return _applied(of_stored_products, accs, arguments, params)
+        return core.jaxpr_as_fun(split[1])(*bare_products(*arguments, **params))
+    return _from_accumulators(_accumulators, arguments, params)
 
 
-def _by_products(arguments, params) -> list[jax.Array]:
-    """`_unfused`, with the accumulators of the encoding's own products."""
-    encoding, options = params["encoding"], params["options"]
+def _from_accumulators(accumulators: Callable, arguments, params) -> list[jax.Array]:
+    """Return the results, with XLA's code for the epilogue.
+
+    `accumulators(encoding, operands, dtype, options)` computes the accumulators as arrays.
+    """
+    encoding = params["encoding"]
     operands, _ = _split(arguments, encoding)
     dtype, function = _stored(**params)
-    return _applied(function, encoding.accumulators(operands, dtype, options), arguments, params)
+    accs = accumulators(encoding, operands, dtype, params["options"])
+    return _applied(function, accs, arguments, params)
 
 
 def _applied(function: core.ClosedJaxpr, accs, arguments, params) -> list[jax.Array]:

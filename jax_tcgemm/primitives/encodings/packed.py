@@ -194,8 +194,12 @@ class Packed(Grouped):
 
     def _in_16_bits(self, found: _Operands) -> tuple["Packed", tuple]:
         """Return the encoding and the operands with float8 rows converted to bfloat16."""
+        return self._with_rows(found, dequantized(*found.rows))
+
+    def _with_rows(self, found: _Operands, x) -> tuple["Packed", tuple]:
+        """Return the encoding and the operands with rows x in place of those and their scales."""
         own = dataclasses.replace(self, num_operands=self.num_operands - len(found.scales))
-        return own, (dequantized(*found.rows), *found.weight, *found.groups)
+        return own, (x, *found.weight, *found.groups)
 
     # --- the rules ------------------------------------------------------------------------------
 
@@ -222,8 +226,8 @@ class Packed(Grouped):
         _, dx = functions.value_and_tangent(dequantized, primals, moving[: len(primals)])
         if dx is None:
             return [None] * self.num_accumulators
-        own = dataclasses.replace(self, num_operands=self.num_operands - len(found.scales))
-        operands = same_varying(dx, *found.weight, *found.groups)
+        own, operands = self._with_rows(found, dx)
+        operands = same_varying(*operands)
         found = accumulators(own, operands, dx.dtype, options.without_config())
         return [lax.convert_element_type(x, self.accumulator) for x in found]
 

@@ -28,8 +28,13 @@ def _find_ragged_dot_general_p() -> core.Primitive | None:
     """
     shapes = ((1, 1), jnp.float32), ((1, 1, 1), jnp.float32), ((1,), jnp.int32)
     jaxpr = jax.make_jaxpr(lax.ragged_dot)(*(jax.ShapeDtypeStruct(*shape) for shape in shapes))
-    found = (eqn.primitive for eqn in jaxpr.eqns if eqn.primitive.name.startswith("ragged_dot"))
-    return next(found, None)
+    numbers = lax.RaggedDotDimensionNumbers
+    of_numbers = (
+        eqn.primitive
+        for eqn in jaxpr.eqns
+        if any(isinstance(value, numbers) for value in eqn.params.values())
+    )
+    return next(of_numbers, None)
 
 
 ragged_dot_general_p = _find_ragged_dot_general_p()
