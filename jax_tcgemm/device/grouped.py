@@ -264,7 +264,7 @@ def _split_operands(product: Product, numerics: Numerics, lhs, rhs, group_sizes,
 def _split(x: jax.Array, product: Product, numerics: Numerics, is_rhs: bool) -> jax.Array:
     """An operand's terms, with what is summed over as one dimension."""
     how = _split_of(product, numerics, is_rhs)
-    # Of a contraction what is summed over comes before its terms.
+    # In a contraction, the tokens come before their terms.
     (axis,), is_contraction = how.contract, product.form == "contraction"
     return _merged(split_precision.split(x, how), axis - is_contraction)
 

@@ -38,7 +38,7 @@ struct Stored {
 // Paddings of an array, as a template argument.
 inline constexpr int kNoPads = 0, kRowPads = 1, kMatrixPads = 2;
 
-// What threads multiply along M or N: neighboring threads have neighboring vectors, and each has every so many.
+// Division of M or N among threads: adjacent threads have adjacent vectors, and a thread has every `threads`-th vector.
 struct Side {
   int size, threads, vector;
 

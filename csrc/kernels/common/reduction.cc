@@ -58,7 +58,7 @@ const KernelReference& reference_to(DType in, bool is_rows, int count) {
   });
 }
 
-// What neighboring elements of a load are rows of.
+// Length of a contiguous row of the input: the reduced extent, or the inner one.
 int64_t row_elements(const Pass& pass) { return pass.inner == 1 ? pass.reduced : pass.inner; }
 
 Status launch_pass(DType in_type, Pass pass, const void* in, void* out, const Device& device, cudaStream_t stream) {

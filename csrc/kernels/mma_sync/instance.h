@@ -10,7 +10,7 @@
 
 namespace tcgemm::mma {
 
-// What a kernel does with its accumulators: see params.cuh.
+// Kinds of epilogues, as in params.cuh.
 enum class EpilogueKind { kBare, kScaled, kSymmetricBare, kSymmetricScaled, kFunction };
 
 inline bool is_symmetric(EpilogueKind kind) {

@@ -12,7 +12,7 @@
 
 namespace tcgemm::mma {
 
-// What a lane holds of a 16x8 tile of accumulators, and the type in which they leave it.
+// A lane's fragment of a 16x8 tile of accumulators, and the dtype in which the epilogue and split-K take its elements.
 template <typename Acc>
 struct Accumulators {
   using Partial = Acc;

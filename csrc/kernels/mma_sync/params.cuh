@@ -13,7 +13,7 @@
 
 namespace tcgemm::mma {
 
-// What a kernel does with its accumulators before they are D.
+// Epilogues: from accumulators to D.
 using Bare = epilogue::Identity<float, void>;
 using Scaled = epilogue::AlphaBetaC<int32_t, int32_t>;  // of integers: all but a function, and nothing
 using epilogue::Function;

@@ -19,7 +19,7 @@ namespace {
 
 using tile::Major;
 
-// Those whose accumulators are f32: for each type of tokens and weights one.
+// Instructions with f32 accumulators, one for each pair of dtypes of tokens and weights.
 const std::vector<const Instruction*>& grouped_instructions() {
   static const std::vector<const Instruction*> all = [] {
     std::vector<const Instruction*> found;

@@ -8,7 +8,7 @@
 
 namespace tcgemm::split {
 
-// Whether rows of X are of whole 16 bytes. Arrays begin on 16 bytes, as XLA's do, so that rows decide.
+// Whether rows of X are 16-byte aligned. XLA's arrays are, so that the length of a row decides.
 inline bool has_vectors(const SplitProblem& p) { return p.columns * dtype_bytes(p.in) % 16 == 0; }
 
 inline const char* text_of(SplitForm form) {

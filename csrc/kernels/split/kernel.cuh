@@ -109,7 +109,7 @@ __device__ __forceinline__ void load(float (&x)[kCount], const float* from, int3
   }
 }
 
-// kAligned: rows of X are of whole 16 bytes. kNumbers: the term that each product takes.
+// kAligned: rows of X are 16-byte aligned. kNumbers: the term that each product takes.
 template <typename Out, Operand kOperand, bool kAligned, int... kNumbers>
 __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ Params params) {
   constexpr int kVector = 16 / sizeof(Out), kProducts = sizeof...(kNumbers);

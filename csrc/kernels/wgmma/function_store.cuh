@@ -214,7 +214,7 @@ class FunctionOfTile {
   typename PartTile::Reads reads_[kAtOnce ? kNumParts : 1];
 };
 
-// That of a kernel's warpgroup, if it has one.
+// Epilogue function of a consumer warpgroup's tile; empty if the kernel has none.
 template <typename T, typename Epilogue, bool = Epilogue::kIsFunction>
 struct EpilogueOfTile {
   __device__ __forceinline__ EpilogueOfTile(const Epilogue&, int32_t, int32_t, int32_t) {}

@@ -35,7 +35,7 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const CUtensorMap* map,
   };
   if constexpr (Tile::kIsKMajor) {
     constexpr int kRows = Tile::kExtent / kMulticast;
-    // Of a swizzle group of eight rows each CTA may load a part: TMA swizzles by the address in shared memory.
+    // Each CTA may load some of the eight rows of a swizzle group: TMA swizzles by the address in shared memory.
     static_assert(Tile::kExtent % kMulticast == 0, "each CTA loads as many rows");
     load(tile + part * kRows * 128, k_idx, first_idx + part * kRows);
   } else {

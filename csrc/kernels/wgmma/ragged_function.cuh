@@ -31,7 +31,8 @@ struct ZeroRows {
   }
 };
 
-// That of a kernel's warpgroup, if it has one. Constructed before the accumulators are complete.
+// Epilogue function of a consumer warpgroup's tile; empty if the kernel has none. Constructed before the accumulators
+// are complete.
 template <typename T, typename Epilogue>
 struct FunctionOfTokens {
   __device__ __forceinline__ FunctionOfTokens(const Epilogue&, int32_t, int32_t, const RaggedWork&) {}

@@ -38,8 +38,8 @@ struct Traits {
   static constexpr bool kRegisterA = A::kSource != tile::Source::kShared;
   static constexpr int kABytes = kGeometry.a_bytes(), kStageBytes = kGeometry.stage_bytes();
   static constexpr int kLoadedBytes = A::kBytes + B::kBytes;
-  // Of 8-bit floats, whose accumulators the tensor core does not keep in full: each k block has its own, which are
-  // added to others.
+  // Whether accumulators are promoted: those of each k block are added to float32 registers, since the tensor core
+  // does not keep accumulators of 8-bit floats in full.
   static constexpr bool kPromotes = Mma::kPromoteEvery != 0;
   // Of one part of a tile, with accumulators of its own until they are promoted: half its rows, or its columns.
   static constexpr int kParts = kPromotes ? Config::kShape.promoted_parts() : 1;

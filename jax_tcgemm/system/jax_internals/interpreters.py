@@ -11,7 +11,7 @@ from jax import lax
 from jax.extend import core
 from jax.extend.core.primitives import dot_general_p, transpose_p
 
-# Of modules that are not imported yet, what is to be told to each.
+# Names of modules that are not imported yet, each with a callback for its import.
 _waiting: list[tuple[str, Callable[[types.ModuleType], None]]] = []
 
 
