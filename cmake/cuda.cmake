@@ -35,6 +35,12 @@ target_include_directories(_cuda PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/generated)
 target_link_libraries(_cuda PRIVATE tcgemm_shared cuda_runtime)
 # Qualifiers of device functions in the headers that both sides have.
 target_compile_options(_cuda PRIVATE -Wno-attributes -Wno-unknown-pragmas)
+# Kernels' planners and launchers have most of their headers in common. Libraries are left out: their namespaces have
+# equal names, which all become visible in one translation unit.
+set_target_properties(_cuda PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+file(GLOB library_sources CONFIGURE_DEPENDS csrc/libraries/*/*.cc)
+set_source_files_properties(csrc/modules/cuda_module.cc ${library_sources} ${device_headers_hash}
+                            PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 install(TARGETS _cuda LIBRARY DESTINATION jax_tcgemm)
 
 # A module of its own: whatever is wrong with it leaves the others alone.

@@ -110,8 +110,10 @@ SURFACE = re.compile(
 )
 
 
-# By default a test runs one in fifteen of its cases, and at least this many; --all-cases runs all.
+# By default a test runs one in fifteen of its cases, and at least two, or one with -m surface; --all-cases
+# runs all.
 _LEAST_CASES = 2
+_LEAST_SURFACE_CASES = 1
 _RUNS_ALL = "all_cases", "gpu", "sanitizer", "emulated_all", "compiled_all", "fuzz"
 
 
@@ -131,11 +133,12 @@ def _unasked(config, items) -> list:
     for item in items:
         if not any(map(item.get_closest_marker, _RUNS_ALL)):
             cases[item.nodeid.partition("[")[0]].append(item)
-    unasked = []
+    unasked, is_surface = [], "surface" in config.option.markexpr
+    least = _LEAST_SURFACE_CASES if is_surface else _LEAST_CASES
     for same in cases.values():
-        count = max(_LEAST_CASES, math.ceil(len(same) / 15))
+        count = max(least, math.ceil(len(same) / 15))
         same.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
-        unasked += same[:-count] if "surface" in config.option.markexpr else same[count:]
+        unasked += same[:-count] if is_surface else same[count:]
     return unasked
 
 

@@ -11,6 +11,7 @@ from blas_cases import ALL, COMPLEX, HALF, epsilon, wide
 
 import jax_tcgemm
 from jax_tcgemm import blas
+from jax_tcgemm.products import gram
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -189,8 +190,12 @@ def test_gradients(routine, dtype, shape):
         )
 
 
-def test_gradients_of_the_concatenated_product():
+def test_gradients_of_the_concatenated_product(monkeypatch):
+    """Values too; on a CPU the product is concatenated in this test alone."""
+    monkeypatch.setattr(gram, "_product_and_transpose", gram._concatenated)
     a, b, c = *factors_of("syr2k", 20, 12), draw_symmetric(20, 20)
+    (call,) = jax_tcgemm.explain(functools.partial(blas.syr2k, precision=None), a, b, c)
+    assert call.problem.k == 24
 
     def ours(a, b, c, alpha):
         return jnp.sum(jnp.sin(blas.syr2k(a, b, c, alpha=alpha, precision=None)))
@@ -201,6 +206,7 @@ def test_gradients_of_the_concatenated_product():
     args = a, b, c, jnp.float32(0.25)
     with jax.default_matmul_precision("highest"):
         expected = jax.grad(theirs, (0, 1, 2, 3))(*args)
+        np.testing.assert_allclose(ours(*args), theirs(*args), rtol=1e-3)
     for got, value in zip(jax.grad(ours, (0, 1, 2, 3))(*args), expected, strict=True):
         np.testing.assert_allclose(got, value, rtol=1e-3, atol=1e-3)
     (got,) = jax.jacrev(lambda b: ours(a, b, c, 0.25), (0,))(b)
@@ -251,6 +257,13 @@ def test_a_product_and_its_transpose(shape, dtype):
     (call,) = explained(blas.syr2k, a, a)
     assert call.problem.k == shape[1]
     assert not call.problem.symmetric or dtype == "complex64"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_cpu_computes_a_product_and_its_transpose(dtype):
+    a = jax.ShapeDtypeStruct((512, 256), dtype)
+    (call,) = jax_tcgemm.explain(functools.partial(blas.syr2k, precision=None), a, a)
+    assert call.problem.k == 256
 
 
 def test_derivatives_are_one_product_for_each_matrix():

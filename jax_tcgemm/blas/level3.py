@@ -261,10 +261,10 @@ def syr2k(
 
         out = alpha (op(A) op(B)^T + op(B) op(A)^T) + beta C
 
-    The result has both triangles, as other JAX arrays do. If k <= n and the kernels compute half of
-    a symmetric product of this dtype and precision (see `syrk`), the result is one symmetric
-    product, [op(A) op(B)] [op(B) op(A)]^T. Where kernels of the device do not compute half, this
-    product is computed in full. Other results are op(A) op(B)^T plus its transpose.
+    The result has both triangles, as other JAX arrays do. On a GPU, if k <= n and the kernels
+    compute half of a symmetric product of this dtype and precision (see `syrk`), the result is one
+    symmetric product, [op(A) op(B)] [op(B) op(A)]^T. Other results are op(A) op(B)^T plus its
+    transpose.
 
     Args:
       a: matrix of shape (..., n, k), or (..., k, n) if op transposes A and B.
@@ -278,7 +278,9 @@ def syr2k(
       implementation: name of an implementation of `jax_tcgemm.matmul`; see `syrk`.
 
     Returns:
-      Symmetric array of shape (..., n, n); see `syrk`.
+      Symmetric array of shape (..., n, n); see `syrk`. The symmetric product of two matrices adds
+      the elements (i, j) and (j, i) of tiles on the diagonal in different orders, so they may
+      differ by rounding.
 
     Raises:
       TypeError: if arrays, dtypes or scalars do not combine.

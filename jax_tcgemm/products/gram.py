@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from jax_tcgemm.primitives import dot_general as plain
@@ -137,10 +138,10 @@ def scaled_gram(
     constants of the kernel, or 0-D arrays, which it reads. `axis` is the one that is contracted. c
     is symmetric. The derivative is one product for each array.
 
-    The sum of two products is one symmetric product of [x y] and [y x] where kernels compute half
-    of it and the contracted axis is no longer than the rows. Otherwise it is x @ y.T plus its
-    transpose. Both take as many multiplications: the former copies the arrays, the latter writes
-    and reads the product once more.
+    On CUDA, the sum of two products is one symmetric product of [x y] and [y x] where kernels
+    compute half of it and the contracted axis is no longer than the rows. Otherwise it is x @ y.T
+    plus its transpose. Both take as many multiplications: the former copies the arrays, the latter
+    writes and reads the product once more.
     """
     terms, scalars = ScaledSum.of(dtype, alpha, beta)
     x, *_ = arrays
@@ -299,12 +300,20 @@ def _with_transpose(x) -> jax.Array:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _gram(spec: _Spec, arrays, c, scalars) -> jax.Array:
     operands = (*([] if c is None else [c]), *scalars)
+    if len(arrays) == 1:
+        return _symmetric(spec, *arrays, *arrays, operands)
     if spec.adds_transpose:
-        half = spec.product(*arrays, wide_dtype(spec.terms.dtype), spec.options)
-        return spec.terms(_with_transpose(half), *operands)
-    lhs, rhs = (
-        jnp.concatenate(xs, spec.axis) if len(xs) == 2 else xs[0] for xs in (arrays, arrays[::-1])
+        return _product_and_transpose(spec, arrays, operands)
+    # Only on CUDA do kernels compute half of the concatenated product, which has twice the work.
+    return lax.platform_dependent(
+        arrays,
+        operands,
+        cuda=functools.partial(_concatenated, spec),
+        default=functools.partial(_product_and_transpose, spec),
     )
+
+
+def _symmetric(spec: _Spec, lhs, rhs, operands) -> jax.Array:
     return with_symmetric_epilogue(
         spec.options,
         lhs,
@@ -315,6 +324,16 @@ def _gram(spec: _Spec, arrays, c, scalars) -> jax.Array:
         precision=spec.precision,
         out_sharding=spec.out_sharding,
     )
+
+
+def _concatenated(spec: _Spec, arrays, operands) -> jax.Array:
+    lhs, rhs = (jnp.concatenate(xs, spec.axis) for xs in (arrays, arrays[::-1]))
+    return _symmetric(spec, lhs, rhs, operands)
+
+
+def _product_and_transpose(spec: _Spec, arrays, operands) -> jax.Array:
+    half = spec.product(*arrays, wide_dtype(spec.terms.dtype), spec.options)
+    return spec.terms(_with_transpose(half), *operands)
 
 
 def _gram_jvp(spec: _Spec, primals, tangents):

@@ -31,7 +31,7 @@ const std::vector<const Instruction*>& grouped_instructions() {
   return all;
 }
 
-const std::vector<TypeRule>& type_rules() {
+const std::vector<TypeRule>& ragged_type_rules() {
   static const std::vector<TypeRule> rules = [] {
     std::vector<TypeRule> of_all;
     for (const Instruction* x : grouped_instructions()) {
@@ -72,7 +72,7 @@ class MmaSyncRagged final : public RaggedImplementation {
 
   std::string reject_rest(const RaggedProblem& p, const Device& device, std::string_view) const override {
     if (std::string rule = reject_device(device, 80); !rule.empty()) return rule;
-    if (std::string rule = reject_types(p.in, p.in, p.compute, p.out, type_rules()); !rule.empty()) return rule;
+    if (std::string rule = reject_types(p.in, p.in, p.compute, p.out, ragged_type_rules()); !rule.empty()) return rule;
     return reject_ragged_tiles(p, kRaggedTile.m, kRaggedTile.n);
   }
 
