@@ -110,8 +110,8 @@ SURFACE = re.compile(
 )
 
 
-# By default a test runs one in fifteen of its cases, and at least two, or one with -m surface; --all-cases
-# runs all.
+# By default a test runs one in fifteen of its cases, and at least two, or one with -m surface;
+# --all-cases runs all.
 _LEAST_CASES = 2
 _LEAST_SURFACE_CASES = 1
 _RUNS_ALL = "all_cases", "gpu", "sanitizer", "emulated_all", "compiled_all", "fuzz"

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from block_formats import E2M1, E8M0, FORMATS, of_format
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -172,6 +173,78 @@ def test_cotangents_of_operands_are_not_rounded_before():
     expected = exact(g) @ dequantized(w, t, DEEPSEEK[1]) * spread(s, x.shape, DEEPSEEK[0])
     # Half of a unit in the last of three bits, and what is below the least normal number.
     np.testing.assert_allclose(exact(x_bar), expected, rtol=2**-4 + 1e-4, atol=2**-10 + 1e-4)
+
+
+# --- block formats --------------------------------------------------------------------------------
+
+FORMAT = pytest.mark.parametrize("name", FORMATS)
+
+
+@FORMAT
+def test_block_formats(name):
+    operands, expected = of_format(name)
+    near(jax.jit(jax_tcgemm.scaled_matmul)(*operands), expected, 1e-6)
+    (call,) = calls(jax_tcgemm.scaled_matmul, *operands)
+    assert (call.implementation, call.problem.scales) == ("wgmma", None)
+    assert str(call.problem).startswith("24x56x192 NT bf16->f32")
+    got = jax_tcgemm.scaled_matmul(*operands, preferred_element_type=jnp.bfloat16)
+    near(got, expected, 2**-8)
+
+
+@FORMAT
+def test_dequantized_block_formats_are_exact(name):
+    """Each product of an element and a scale is one, in a product with the identity matrix."""
+    *dtypes, scale_dtype, block = FORMATS[name]
+    rng, k = np.random.default_rng(0), 2 * FORMATS[name][-1]
+    for dtype in dtypes:
+        bits = jax.dtypes.finfo(dtype).bits
+        codes = rng.integers(0, 2**bits, (64, k), np.uint8)
+        x = jnp.asarray(codes.view(dtype) if bits == 8 else codes.astype(np.int8).astype(dtype))
+        scales = jnp.asarray(rng.integers(90, 160, (64, 2), np.uint8).view(scale_dtype))
+        x = jnp.where(jnp.isfinite(x.astype(jnp.float32)), x.astype(jnp.float32), 0).astype(dtype)
+        scales = jnp.abs(jnp.nan_to_num(scales.astype(jnp.float32), posinf=1)).astype(scale_dtype)
+        identity = jnp.eye(k).astype(dtype), jnp.ones((k, 2), scale_dtype)
+        got = jax_tcgemm.scaled_matmul(x, identity[0], scales, identity[1])
+        np.testing.assert_array_equal(exact(got), dequantized(x, scales, (1, block)))
+
+
+def test_deep_blocks_with_scales_of_8_bits_stay_in_8_bits():
+    (x, w, s, t), _ = case()
+    s, t = (jnp.exp2(jnp.round(jnp.log2(a))).astype(E8M0) for a in (s, t))
+    (call,) = calls(jax_tcgemm.scaled_matmul, x, w, s, t)
+    assert call.problem.scales
+    expected = dequantized(x, s, DEEPSEEK[0]) @ dequantized(w, t, DEEPSEEK[1]).T
+    near(jax_tcgemm.scaled_matmul(x, w, s, t), expected)
+
+
+def test_four_bits_with_scales_of_rows_are_multiplied_in_8():
+    x, w = draw(0, 24, 64, dtype=E2M1), draw(1, 32, 64, dtype=E2M1)
+    s, t = positive(2, 24, 1), positive(3, 32, 1)
+    (call,) = calls(jax_tcgemm.scaled_matmul, x, w, s, t)
+    assert str(call.problem).startswith("24x32x64 NT f8e4m3fn")
+    near(jax_tcgemm.scaled_matmul(x, w, s, t), exact(x) * exact(s) @ (exact(w) * exact(t)).T)
+
+
+def test_block_formats_in_a_layer():
+    (x, w, s, t), expected = of_format("MXFP8")
+    x, w = jax_tcgemm.QuantizedArray(x, s), jax_tcgemm.QuantizedArray(w, t).mT
+    f = lambda x, w: jax_tcgemm.linear(x, w, jnp.ones(56), activation="relu")  # noqa: E731
+    (call,) = calls(f, x, w)
+    assert str(call.problem).startswith("24x56x192 NT bf16")
+    got = f(x, w)
+    assert got.dtype == jnp.float32
+    near(got, np.maximum(expected + 1, 0))
+
+
+@FORMAT
+def test_transformations_of_block_formats(name):
+    (x, w, s, t), expected = of_format(name)
+    stacked = [jnp.stack([a, a]) for a in (x, s)]
+    got = jax.vmap(jax_tcgemm.scaled_matmul, (0, None, 0, None))(stacked[0], w, stacked[1], t)
+    near(got, np.stack([expected, expected]), 1e-6)
+    g = jax.random.normal(jax.random.key(5), (24, 56))
+    x_bar = jax.vjp(lambda x: jax_tcgemm.scaled_matmul(x, w, s, t), x)[1](g)[0]
+    assert x_bar.dtype == x.dtype
 
 
 # --- what runs ------------------------------------------------------------------------------------

@@ -242,7 +242,11 @@ WRONG = {
     "a vector": ({"lhs": jnp.ones(16, E4M3)}, ValueError, "lhs must have at least two"),
     "another K": ({"lhs": jnp.ones((8, 15), E4M3)}, ValueError, "the same last dimension"),
     "batches": ({"rhs": jnp.ones((2, 8, 16), E4M3)}, ValueError, "or the batch dimensions of lhs"),
-    "unlike dtypes": ({"rhs": jnp.ones((8, 16))}, TypeError, "must have one dtype, or both be 8"),
+    "unlike dtypes": (
+        {"rhs": jnp.ones((8, 16))},
+        TypeError,
+        "must have one dtype, or both be floats of 8 or 4 bits",
+    ),
     "truth values": ({"rhs": jnp.ones((8, 16), bool)}, TypeError, "rhs must have a real dtype"),
     "integers": ({"preferred_element_type": int}, TypeError, "must be a real floating-point dtype"),
     "no such name": ({"implementation": "magic"}, ValueError, "implementation must be one of"),

@@ -4,11 +4,12 @@ A group has these keys::
 
     m, n, k      each may be a list
     scaling      "rows", of rows of both operands; "blocks", of 1 by 128 of lhs and 128 by 128 of
-                 rhs; may be a list
+                 rhs; "mxfp8", "mxfp4" and "nvfp4", of 32 or 16 elements of K; may be a list
 
 `scaled` is `scaled_matmul` to bfloat16. `xla` is what XLA makes of the same: scales of rows after
 its own product of 8-bit floats, those of blocks before one of the dequantized operands in bfloat16.
-`unscaled`, our product without scales, is timed beside them.
+`nn` is `jax.nn.scaled_matmul`, which has block formats alone. `unscaled`, our product without
+scales in 8 bits, or of block formats in bfloat16, is timed beside them.
 """
 
 from __future__ import annotations
@@ -21,13 +22,24 @@ import jax.numpy as jnp
 from jax import lax
 
 import jax_tcgemm
-from jax_tcgemm.bench import reference
 from jax_tcgemm.bench.suites import DTYPES
 from jax_tcgemm.bench.workload import Workload, check_keys, check_value, listed
 
 _NT = (((1,), (1,)), ((), ()))
-# Of lhs and rhs, whether a scale is for blocks of 128 rows, and of 128 of K.
-_SCALINGS = {"rows": ((1, None), (1, None)), "blocks": ((1, 128), (128, 128))}
+# Blocks of lhs and of rhs along their rows and along K.
+_SCALINGS = {
+    "rows": ((1, None), (1, None)),
+    "blocks": ((1, 128), (128, 128)),
+    "mxfp8": ((1, 32), (1, 32)),
+    "mxfp4": ((1, 32), (1, 32)),
+    "nvfp4": ((1, 16), (1, 16)),
+}
+# Dtypes of elements and of scales, where they are not those of the suite and float32.
+_FORMATS = {
+    "mxfp8": (jnp.float8_e4m3fn, jnp.float8_e8m0fnu),
+    "mxfp4": (jnp.float4_e2m1fn, jnp.float8_e8m0fnu),
+    "nvfp4": (jnp.float4_e2m1fn, jnp.float8_e4m3fn),
+}
 
 
 def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
@@ -43,16 +55,12 @@ def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:
         yield _workload(suite, group.get("name", ""), dtype, m, n, k, scaling)
 
 
-def _repeated(scales, shape):
-    for axis, extent in enumerate(shape):
+def _dequantized(a, scales, block, dtype):
+    scales = scales.astype(dtype)
+    for axis, extent in enumerate(a.shape):
         if scales.shape[axis] not in (1, extent):
-            scales = jnp.repeat(scales, 128, axis)
-    return scales[: shape[0], : shape[1]]
-
-
-def _reference(x, w, x_scales, w_scales):
-    x, w = (a * _repeated(s.astype(a.dtype), a.shape) for a, s in ((x, x_scales), (w, w_scales)))
-    return lax.dot_general(x, w, _NT, precision="highest")
+            scales = jnp.repeat(scales, block[axis], axis)
+    return a.astype(dtype) * scales[: a.shape[0], : a.shape[1]]
 
 
 def _after(x, w, x_scales, w_scales):
@@ -60,35 +68,44 @@ def _after(x, w, x_scales, w_scales):
     return (acc * x_scales * w_scales.T).astype(jnp.bfloat16)
 
 
-def _before(x, w, x_scales, w_scales):
-    x, w = (
-        (a.astype(jnp.float32) * _repeated(s, a.shape)).astype(jnp.bfloat16)
-        for a, s in ((x, x_scales), (w, w_scales))
-    )
-    return lax.dot_general(x, w, _NT)
+def _nn(*operands):
+    x, w, x_scales, w_scales = (x[None] for x in operands)
+    how = {"preferred_element_type": jnp.bfloat16}
+    return jax.nn.scaled_matmul(x, w, x_scales, w_scales, **how)[0]
 
 
 def _workload(suite, label, dtype, m, n, k, scaling) -> Workload:
-    element_type = DTYPES[dtype][0]
+    element_type, scale_type = _FORMATS.get(scaling, (DTYPES[dtype][0], jnp.float32))
     shapes = [(m, k), (n, k)]
     blocks = [(rows, depth or k) for rows, depth in _SCALINGS[scaling]]
     for (rows, depth), block in zip(shapes[:2], blocks, strict=True):
         shapes.append((-(-rows // block[0]), -(-depth // block[1])))
-    dtypes = [element_type] * 2 + [jnp.float32] * 2
+    dtypes = [element_type] * 2 + [scale_type] * 2
     operands = tuple(jax.ShapeDtypeStruct(*each) for each in zip(shapes, dtypes, strict=True))
 
     def draw(key):
-        values = [
-            reference.random(each, like.shape, like.dtype)
-            for each, like in zip(jax.random.split(key, 4), operands, strict=True)
-        ]
-        return *values[:2], *(jnp.exp(x / 4) for x in values[2:])
+        keys = jax.random.split(key, 4)
+        values = [jax.random.normal(*each) for each in zip(keys, shapes, strict=True)]
+        values[2:] = (jnp.exp(x / 4) for x in values[2:])
+        return tuple(x.astype(like.dtype) for x, like in zip(values, operands, strict=True))
+
+    def before(x, w, x_scales, w_scales):
+        pairs = zip((x, w), (x_scales, w_scales), blocks, strict=True)
+        x, w = (_dequantized(*each, jnp.float32).astype(jnp.bfloat16) for each in pairs)
+        return lax.dot_general(x, w, _NT)
+
+    def exactly(x, w, x_scales, w_scales):
+        pairs = zip((x, w), (x_scales, w_scales), blocks, strict=True)
+        x, w = (_dequantized(*each, jnp.float32) for each in pairs)
+        return lax.dot_general(x, w, _NT, precision="highest")
 
     def scaled(*given):
         how = {"lhs_block": blocks[0], "rhs_block": blocks[1]}
         return jax_tcgemm.scaled_matmul(*given, **how, preferred_element_type=jnp.bfloat16)
 
     def unscaled(x, w, *_):
+        if scaling in _FORMATS:
+            x, w = (x.astype(jnp.bfloat16) for x in (x, w))
         return jax_tcgemm.dot_general(x, w, _NT, preferred_element_type=jnp.bfloat16)
 
     return Workload(
@@ -99,12 +116,13 @@ def _workload(suite, label, dtype, m, n, k, scaling) -> Workload:
         sizes={"m": m, "n": n, "k": k},
         operands=operands,
         ours={"scaled": scaled},
-        peers={"xla": _after if scaling == "rows" else _before},
+        peers={"xla": _after if scaling == "rows" else before}
+        | ({"nn": _nn} if scaling in _FORMATS else {}),
         parts={"unscaled": unscaled},
-        reference=_reference,
+        reference=exactly,
         # Operands that XLA dequantizes are rounded to bfloat16, and so is the result.
         tolerance=2 * float(jnp.finfo(jnp.bfloat16).eps) + 1e-3,
         flops=2 * m * n * k,
-        least_bytes=m * k + n * k + 2 * m * n,
+        least_bytes=(m + n) * k * jax.dtypes.itemsize_bits(element_type) // 8 + 2 * m * n,
         draw=draw,
     )

@@ -4,13 +4,14 @@ A group has these keys::
 
     kind         "gram", x x^T; "square", a a of a symmetric a; "polynomial", a a + a in one call;
                  "newton_schulz", five steps of the iteration of Muon; "muon", an update of
-                 optax.contrib.muon; may be a list
+                 optax.contrib.muon; "scale_by_muon", an update of optax.contrib.scale_by_muon,
+                 where a batch is as many parameters; may be a list
     n, k, batch  rows and columns of a matrix, and how many there are; "square" and "polynomial"
                  have n rows and columns; n and k may be lists
 
 `gram` is `jax_tcgemm.gram`, and `matmul` our `matmul` of an array and its transpose, which is
-recognized. Of iterations `newton_schulz` is ours, and `accelerate` the program of `xla` under
-`jax_tcgemm.accelerate`, which is plain JAX or optax.
+recognized. Of iterations `newton_schulz` and `scale_by_muon` are ours, and `accelerate` is the
+program of `xla` under `jax_tcgemm.accelerate`, which is plain JAX or optax.
 """
 
 from __future__ import annotations
@@ -75,18 +76,34 @@ def iterated(x, product=jnp.matmul):
     return _transposed(x) if is_tall else x
 
 
-def _update(x):
-    import optax
-
-    optimizer = optax.contrib.muon(1.0)
+def _updated(optimizer, x):
     params = {"w": x} if x.ndim == 2 else {f"w{i}": x[i] for i in range(x.shape[0])}
     updates, _ = optimizer.update(params, optimizer.init(params), params)
     return updates
 
 
-def _update_in_float32(x):
-    with jax.default_matmul_precision("highest"):
-        return _update(x.astype(jnp.float32))
+def _muon(x):
+    import optax
+
+    return _updated(optax.contrib.muon(1.0), x)
+
+
+def _optax_scale_by_muon(x):
+    import optax
+
+    return _updated(optax.contrib.scale_by_muon(), x)
+
+
+def _scale_by_muon(x):
+    return _updated(jax_tcgemm.scale_by_muon(), x)
+
+
+def _in_float32(update):
+    def run(x):
+        with jax.default_matmul_precision("highest"):
+            return update(x.astype(jnp.float32))
+
+    return run
 
 
 def _symmetric(key, like):
@@ -132,9 +149,18 @@ _KINDS = {
         _normal,
     ),
     "muon": (
-        {"accelerate": jax_tcgemm.accelerate(_update)},
-        _update,
-        _update_in_float32,
+        {"accelerate": jax_tcgemm.accelerate(_muon)},
+        _muon,
+        _in_float32(_muon),
+        _normal,
+    ),
+    "scale_by_muon": (
+        {
+            "scale_by_muon": _scale_by_muon,
+            "accelerate": jax_tcgemm.accelerate(_optax_scale_by_muon),
+        },
+        _optax_scale_by_muon,
+        _in_float32(_optax_scale_by_muon),
         _normal,
     ),
 }
@@ -149,7 +175,7 @@ def _workload(suite, label, dtype, kind, shape, batch) -> Workload:
     products = {"gram": n * n * k, "square": n**3, "polynomial": n**3}
     # Each step computes x x^T, the square of x x^T, and a product with x.
     macs = products.get(kind, 5 * (2 * n * n * k + n**3))
-    is_iterated = kind in ("newton_schulz", "muon")
+    is_iterated = kind in ("newton_schulz", "muon", "scale_by_muon")
     return Workload(
         suite=suite,
         label=" ".join(filter(None, (label, kind))),

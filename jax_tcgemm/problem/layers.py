@@ -271,6 +271,7 @@ def library_epilogue(source: EpilogueSource, shape: tuple[int, ...]) -> str:
     """
     is_known = len(source.accumulators) == 1 and len(source.reads) <= 1
     is_known &= len({x.dtype for x in source.results}) == 1
+    is_known &= all(jnp.issubdtype(dtype, jnp.floating) for dtype in source.accumulators)
     if not is_known or source.results[0].dtype not in _LIBRARY_DTYPES:
         return "none"
     known = _library_epilogues(len(shape), source.accumulators[0], source.results[0].dtype)

@@ -5,6 +5,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_tcgemm.problem.dtypes import wide_dtype
 
@@ -76,8 +77,8 @@ class QuantizedArray:
 
     @property
     def dtype(self):
-        """Dtype of the dequantized array."""
-        return self.scale.dtype
+        """Dtype of the dequantized array: that of the scales, or float32 if scales have 8 bits."""
+        return dequantized_dtype(self.scale.dtype)
 
     @property
     def mT(self) -> "QuantizedArray":  # noqa: N802
@@ -123,11 +124,18 @@ def repeated(axis: int, x: jax.Array, size: int) -> jax.Array:
     return x.reshape(*before, number * size, *after)
 
 
+def dequantized_dtype(scale_dtype) -> np.dtype:
+    """Return the dtype of an array with such scales: theirs, or float32 if they have 8 bits."""
+    dtype = np.dtype(scale_dtype)
+    return np.dtype(np.float32) if dtype.itemsize == 1 else dtype
+
+
 @functools.partial(jax.jit, inline=True)
 def dequantized(x: QuantizedArray) -> jax.Array:
-    """Dequantize in float32 or wider, and round once to the dtype of the scales."""
+    """Dequantize in float32 or wider, and round once to the dtype of the array."""
     wide = wide_dtype(x.scale.dtype)
     values = x.qvalue.astype(wide)
     if x.zero_point is not None:
         values -= spread(x.zero_point.astype(wide), x.shape, x.block)
-    return (values * spread(x.scale.astype(wide), x.shape, x.block)).astype(x.scale.dtype)
+    values = values * spread(x.scale.astype(wide), x.shape, x.block)
+    return values.astype(dequantized_dtype(x.scale.dtype))

@@ -1,5 +1,6 @@
 """Public `scale_by_muon`: an Optax gradient transformation based on `newton_schulz`."""
 
+import collections
 import importlib
 import math
 import operator
@@ -11,7 +12,7 @@ import numpy as np
 from jax_tcgemm.products.newton_schulz import (
     MUON_COEFFICIENTS,
     canonical_coefficients,
-    newton_schulz,
+    newton_schulz_of_equal,
 )
 
 _OP = "scale_by_muon"
@@ -95,19 +96,8 @@ def scale_by_muon(
     if mu_dtype is not None:
         mu_dtype = jax.dtypes.canonicalize_dtype(mu_dtype)
 
-    def orthogonalized(x, dims):
-        x, restored = _as_matrices(x, dims)
-        return restored(
-            newton_schulz(
-                x,
-                steps=len(triples),
-                coefficients=triples,
-                dtype=dtype,
-                eps=eps,
-                precision=precision,
-                implementation=implementation,
-            )
-        )
+    how = {"steps": len(triples), "coefficients": triples, "dtype": dtype, "eps": eps}
+    how |= {"precision": precision, "implementation": implementation}
 
     def init(params):
         return contrib.MuonState(
@@ -132,7 +122,7 @@ def scale_by_muon(
             momentum = optax.tree.bias_correction(mu, beta, count)
         leaves, structure = jax.tree.flatten(momentum)
         dims = [None] * len(leaves) if dims is None else structure.flatten_up_to(dims)
-        found = [orthogonalized(x, own) for x, own in zip(leaves, dims, strict=True)]
+        found = _orthogonalized(leaves, dims, how)
         if adaptive:
             found = [jnp.sum(x * y) * y for x, y in zip(leaves, found, strict=True)]
         state = contrib.MuonState(
@@ -170,6 +160,39 @@ def _coefficients(ns_coeffs, ns_steps) -> tuple[tuple, tuple]:
         )
     triples = canonical_coefficients(_OP, "ns_coeffs", ns_coeffs, "ns_steps", number)
     return triples, triples
+
+
+# As many elements of products x x^T as fill a GPU.
+_ELEMENTS_TOGETHER = 4096 * 4096
+
+
+def _orthogonalized(leaves: list, dims: list, how: dict) -> list:
+    """Return `newton_schulz` of all leaves; equal matrices are computed as stacks.
+
+    A small matrix has too few tiles for a GPU, so stacks have enough matrices to fill it. Matrices
+    of one stack are divided among the devices that shard them.
+    """
+    pairs = [_as_matrices(x, own) for x, own in zip(leaves, dims, strict=True)]
+    equal = collections.defaultdict(list)
+    for i, (x, _) in enumerate(pairs):
+        equal[jax.typeof(x)].append(i)
+    found = [None] * len(leaves)
+    for x, indices in equal.items():
+        count = _num_together(x)
+        for together in (indices[i : i + count] for i in range(0, len(indices), count)):
+            results = newton_schulz_of_equal([pairs[i][0] for i in together], **how)
+            for i, result in zip(together, results, strict=True):
+                _, restored = pairs[i]
+                found[i] = restored(result)
+    return found
+
+
+def _num_together(x) -> int:
+    """Return how many matrices of a type form one stack."""
+    if x.ndim > 2:
+        return 1
+    num_shards = x.size // max(math.prod(x.sharding.shard_shape(x.shape)), 1)
+    return max(num_shards, _ELEMENTS_TOGETHER // max(min(x.shape), 1) ** 2, 1)
 
 
 def _as_matrices(x: jax.Array, dims):

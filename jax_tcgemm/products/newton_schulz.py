@@ -18,6 +18,7 @@ from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products.arguments import ShapeError, as_floating, call_options, real_number
 from jax_tcgemm.products.epilogue import with_encoded_epilogue
 from jax_tcgemm.products.gram import ScaledSum, symmetric_product, with_symmetric_epilogue
+from jax_tcgemm.sharding.stacks import of_whole_matrices
 
 MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _FORMS = (None, "gram", "standard")
@@ -48,6 +49,10 @@ def newton_schulz(
     All products except the products with x itself are symmetric. A GPU of compute capability 9.0
     computes symmetric products with half the work (see `gram`). The kernels' epilogues compute the
     sums.
+
+    If explicit mesh axes shard the rows or columns of a stack, its matrices are divided among the
+    devices of these axes: each device orthogonalizes whole matrices. A single sharded matrix is
+    orthogonalized by every device. The result has the sharding of g.
 
     There are two forms. "standard" computes the three products above for each step. "gram" iterates
     on r = x x^T, the smaller matrix, where that is less work. For two steps together, "gram"
@@ -105,8 +110,26 @@ def newton_schulz(
       >>> bool(values.min() > 0.65), bool(values.max() < 1.25)
       (True, True)
     """
+    how = {"steps": steps, "coefficients": coefficients, "dtype": dtype, "eps": eps}
+    how |= {"form": form, "precision": precision, "implementation": implementation}
+    return newton_schulz_of_equal([g], **how)[0]
+
+
+def newton_schulz_of_equal(
+    arrays: Sequence,
+    *,
+    steps,
+    coefficients,
+    dtype,
+    eps,
+    form=None,
+    precision=None,
+    implementation=None,
+) -> list:
+    """Return `newton_schulz` of arrays of one shape and dtype, which are computed as one stack."""
     op = "newton_schulz"
-    g = as_floating(op, "g", g)
+    arrays = [as_floating(op, "g", g) for g in arrays]
+    g, *_ = arrays
     if g.ndim < 2:
         raise ShapeError(
             f"{op}: g must have two dimensions or more, got g.shape={g.shape}; reshape it"
@@ -133,7 +156,7 @@ def newton_schulz(
     )
     if not (hasattr(eps, "shape") and np.ndim(eps) == 0):
         eps = real_number(op, "eps", eps)
-    return _newton_schulz(spec, g, eps)
+    return _newton_schulz(spec, arrays, eps)
 
 
 def canonical_coefficients(op: str, name: str, coefficients, steps_name: str, steps) -> tuple:
@@ -271,15 +294,27 @@ class _Spec:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _newton_schulz(spec: _Spec, g: jax.Array, eps) -> jax.Array:
+def _newton_schulz(spec: _Spec, arrays: Sequence, eps) -> list:
+    normalized = [_normalized(spec, g, eps) for g in arrays]
+    is_one = len(arrays) == 1
+    x = normalized[0] if is_one else jnp.stack(normalized)
+    x = of_whole_matrices(functools.partial(_iterated, spec), x)
+    results = [x] if is_one else list(x)
+    return [x.astype(g.dtype) for x, g in zip(results, arrays, strict=True)]
+
+
+def _normalized(spec: _Spec, g: jax.Array, eps) -> jax.Array:
     wide = g.astype(jnp.promote_types(g.dtype, jnp.float32))
     norm = jnp.sqrt(jnp.sum(wide * wide, (-2, -1), keepdims=True))
-    x = (wide / (norm + jnp.asarray(eps, wide.dtype))).astype(spec.dtype)
+    return (wide / (norm + jnp.asarray(eps, wide.dtype))).astype(spec.dtype)
+
+
+def _iterated(spec: _Spec, x: jax.Array) -> jax.Array:
     # Arrays, so that one kernel serves all steps: numbers would be constants of its source.
     triples = iter(jnp.asarray(spec.triples, wide_dtype(spec.dtype)))
     for length in spec.segments:
         x = _segment(spec, x, list(itertools.islice(triples, length)))
-    return x.astype(g.dtype)
+    return x
 
 
 def _segment(spec: _Spec, x: jax.Array, triples: Sequence) -> jax.Array:

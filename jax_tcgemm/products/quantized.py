@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm.primitives import dot_general as plain
-from jax_tcgemm.primitives.encodings.block_scaled import BlockScaled
+from jax_tcgemm.primitives.encodings.block_scaled import BlockScaled, is_exact_in_bfloat16
 from jax_tcgemm.problem.call_options import CallOptions, Provenance
 from jax_tcgemm.problem.dtypes import FLOAT8, wide_dtype
 from jax_tcgemm.problem.layers import Layer, gate_and_up, rounded_dtype
@@ -25,6 +25,7 @@ from jax_tcgemm.problem.precision import canonical_precision, of_dequantized
 from jax_tcgemm.problem.quantized import (
     QuantizedArray,
     dequantized,
+    dequantized_dtype,
     is_quantized,
     spread,
     spread_along,
@@ -145,7 +146,8 @@ def result_dtype(op: str, preferred: np.dtype | None, *operands) -> np.dtype:
         )
     if packed.is_packed(*operands):
         return packed.result_dtype(op, preferred, *operands)
-    dtypes = [x.dtype for x in operands if x.dtype not in FLOAT8]
+    dtypes = [dequantized_dtype(x.scale.dtype) if is_any(x) else x.dtype for x in operands]
+    dtypes = [dtype for dtype in dtypes if dtype not in FLOAT8]
     dtype = preferred or jnp.result_type(*dtypes)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(
@@ -407,6 +409,10 @@ def _by_blocks(
     """
     ((lhs_contract, rhs_contract), (lhs_batch, rhs_batch)) = dimension_numbers
     pair = () if of_pair is None else (of_pair,)
+    is_exact = all(
+        is_exact_in_bfloat16(values_of(x).dtype, x.scale.dtype if is_any(x) else None)
+        for x in (lhs, rhs)
+    )
     lhs, *of_lhs = _of_rows(lhs, lhs_batch, lhs_contract)
     rhs, *of_rhs = _of_rows(rhs, (*pair, *rhs_batch), rhs_contract)
     if pair:
@@ -415,7 +421,8 @@ def _by_blocks(
     # An operand without free dimensions has a row of size 1, which is squeezed from the result.
     ones = [num_batch] if of_lhs[2] else []
     ones += [lhs.ndim - 1] if of_rhs[2] else []
-    encoding = BlockScaled(num_batch, (of_lhs[1], of_rhs[1]), bool(pair), precision)
+    blocks = of_lhs[1], of_rhs[1]
+    encoding = BlockScaled(num_batch, blocks, bool(pair), precision, is_exact=is_exact)
     operands = lhs, rhs, of_lhs[0], of_rhs[0]
     is_natural = permutation is None or tuple(permutation) == tuple(range(len(permutation)))
     if is_natural and not ones:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tcgemm.primitives.encodings.block_scaled import BlockScaled
+from jax_tcgemm.primitives.encodings.block_scaled import BlockScaled, is_exact_in_bfloat16
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.dtypes import FLOAT8
 from jax_tcgemm.problem.layers import Layer
@@ -19,6 +19,8 @@ from jax_tcgemm.products.arguments import (
     canonical_element_type,
 )
 from jax_tcgemm.products.epilogue import with_encoded_epilogue, with_epilogue
+
+_SMALL_FLOATS = (*FLOAT8, np.dtype(jnp.float4_e2m1fn))
 
 
 def scaled_matmul(
@@ -48,14 +50,19 @@ def scaled_matmul(
 
         out = sum over k blocks of lhs_scale * rhs_scale * (lhs * rhs of the k block)
 
+    With scales that are 8-bit floats, as in MXFP8, MXFP4 (float8_e8m0fnu scales of 32 elements) and
+    NVFP4 (float8_e4m3fn scales of 16 elements), the product of an element and its scale is exact in
+    bfloat16. For blocks that no kernel supports, the operands are dequantized to bfloat16, and the
+    fastest implementation of `matmul` multiplies them.
+
     For other blocks, and on devices without such a kernel, the operands are multiplied by their
     scales in float32 first, and a product of XLA follows; `jax_tcgemm.explain` reports this.
 
     Args:
-      lhs: array of shape (..., m, k) of a real dtype, usually float8_e4m3fn or float8_e5m2.
+      lhs: array of shape (..., m, k) of a real dtype, usually float8_e4m3fn, float8_e5m2 or
+        float4_e2m1fn.
       rhs: array of shape (n, k), or (..., n, k) with the batch dimensions of lhs. lhs and rhs have
-        one dtype, or one is float8_e4m3fn and the other float8_e5m2. `quantize` makes both
-        operands.
+        one dtype, or each has one of the three dtypes above. `quantize` makes both operands.
       lhs_scales: floating-point array of shape (), (..., 1, 1), (..., m, 1) or (..., m', k'), where
         m' and k' are the numbers of blocks along m and k. DeepSeek's scheme has shape (m, k / 128).
       rhs_scales: floating-point array of shape (), (..., 1, 1), (..., n, 1) or (..., n', k').
@@ -75,8 +82,8 @@ def scaled_matmul(
       The product, of shape (..., m, n) and dtype preferred_element_type.
 
     Raises:
-      TypeError: if operands are not real numeric arrays, their dtypes differ and are not both 8-bit
-        floats, or scales or result are not real floating point.
+      TypeError: if operands are not real numeric arrays, their dtypes differ and are not both
+        floats of 8 or 4 bits, or scales or result are not real floating point.
       ValueError: if the shapes of operands or scales do not match, or an implementation or config
         is unknown. Also, at lowering, if the named implementation cannot run the product.
 
@@ -86,6 +93,10 @@ def scaled_matmul(
       - With block scales along k, accumulators are promoted every 128 elements of k: each
         accumulator is multiplied by the product of both scales and added in float32, whatever the
         precision.
+      - float4_e2m1fn is converted to float8_e4m3fn, which has all of its values.
+      - Operands that are dequantized to bfloat16 are multiplied exactly and accumulated in float32,
+        and the result is rounded once. Their cotangents, and those of the scales, are computed in
+        bfloat16.
       - Operands that are multiplied by their scales first are multiplied as float32, which on CUDA
         uses TF32 unless the precision is HIGHEST.
       - The cotangent of an operand has the operand's dtype, such as an 8-bit float. The cotangents
@@ -109,13 +120,20 @@ def scaled_matmul(
             f"{preferred_element_type=}; convert the result"
         )
     _check_operands(op, lhs, rhs)
+    # 8-bit floats have all values of 4 bits.
+    lhs, rhs = (x.astype(FLOAT8[0]) if x.dtype == jnp.float4_e2m1fn else x for x in (lhs, rhs))
+    is_exact = all(
+        is_exact_in_bfloat16(x.dtype, getattr(scales, "dtype", np.float32))
+        for x, scales in ((lhs, lhs_scales), (rhs, rhs_scales))
+    )
     lhs_scales, lhs_block = _checked_scales(op, "lhs", lhs, lhs_scales, lhs_block)
     rhs_scales, rhs_block = _checked_scales(op, "rhs", rhs, rhs_scales, rhs_block)
     num_batch = rhs.ndim - 2
     if any(scales.ndim and scales.shape[-1] > 1 for scales in (lhs_scales, rhs_scales)):
         operands = lhs, rhs, _with_dimensions(lhs, lhs_scales), _with_dimensions(rhs, rhs_scales)
         blocks = lhs_block, rhs_block
-        encoding = BlockScaled(num_batch, blocks, precision=canonical_precision(op, precision))
+        precision = canonical_precision(op, precision)
+        encoding = BlockScaled(num_batch, blocks, precision=precision, is_exact=is_exact)
         return with_encoded_epilogue(options, encoding, operands, Layer(np.dtype(dtype)), ())
     lhs_scales = _of_rows(lhs, lhs_scales, lhs_block)
     rhs_scales = _of_rows(rhs, rhs_scales, rhs_block)
@@ -148,9 +166,10 @@ def _check_operands(op: str, lhs: jax.Array, rhs: jax.Array) -> None:
                 f"{op}: {name} must have at least two dimensions, got {name}.shape={x.shape}; add "
                 "one of size 1"
             )
-    if lhs.dtype != rhs.dtype and not (lhs.dtype in FLOAT8 and rhs.dtype in FLOAT8):
+    if lhs.dtype != rhs.dtype and not (lhs.dtype in _SMALL_FLOATS and rhs.dtype in _SMALL_FLOATS):
         raise TypeError(
-            f"{op}: lhs and rhs must have one dtype, or both be 8-bit floats, got lhs.dtype="
+            f"{op}: lhs and rhs must have one dtype, or both be floats of 8 or 4 bits "
+            "(float8_e4m3fn, float8_e5m2 and float4_e2m1fn), got lhs.dtype="
             f"{lhs.dtype} and rhs.dtype={rhs.dtype}; convert one"
         )
     if lhs.shape[-1] != rhs.shape[-1]:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tcgemm.problem.packed_weight import PackedWeight
+from jax_tcgemm.products.arguments import check_flag
 from jax_tcgemm.quantization import formats
 from jax_tcgemm.quantization.pack import pack
 
@@ -53,6 +54,7 @@ def from_gpt_oss(source, prefix: str = "", *, gate_up: bool = False) -> PackedWe
       ((2, 96, 8), [2.0, 12.0])
     """
     op = "from_gpt_oss"
+    gate_up = check_flag(op, "gate_up", gate_up)
     source = formats.Source.of(op, source, prefix)
     separator = "." if "_blocks" not in source and ".blocks" in source else "_"
     arrays, sizes = formats.read(source, formats.gpt_oss(separator))

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from block_formats import FORMATS, of_format
 from gpu.gemm_call import device, implementations, split_base
 
 import jax_tcgemm
@@ -206,3 +207,16 @@ def test_gated_configs(config, blocks):
 @pytest.mark.parametrize("shape", [(1, 512, 1024), (130, 1408, 2048), (4096, 2048, 2048)])
 def test_gated_products_of_what_is_chosen(shape):
     check_gated(*shape, BLOCKS["DeepSeek"])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("shape", [(1, 512, 1024), (300, 1000, 1088), (1024, 2048, 4096)], ids=str)
+def test_block_formats(name, shape):
+    """Exact operands in bfloat16 and sums in float32,."""
+    operands, expected = of_format(name, *shape)
+    jax.block_until_ready(jnp.full(shape[:2], jnp.nan))
+    got = jax.jit(jax_tcgemm.scaled_matmul)(*operands)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5 * abs(expected).max())
+    rounded = functools.partial(jax_tcgemm.scaled_matmul, preferred_element_type=jnp.bfloat16)
+    got = np.asarray(jax.jit(rounded)(*operands)).astype(np.float64)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2**-8 * abs(expected).max())

@@ -21,7 +21,8 @@ from jax_tcgemm.device.dense import product as dense
 from jax_tcgemm.device.fusion import epilogue
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives import functions
-from jax_tcgemm.primitives.encodings import Batched, Encoding, Names
+from jax_tcgemm.primitives.encodings import Batched, Encoding, Instead, Names
+from jax_tcgemm.primitives.encodings.plain import Plain
 from jax_tcgemm.primitives.rules import moved
 from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.call_options import CallOptions
@@ -39,6 +40,8 @@ class BlockScaled(Encoding):
       gated: as of `Encoding`.
       precision: as for `matmul`, canonical.
       is_bare: as of `Encoding`.
+      is_exact: whether bfloat16 has the values of dequantized operands, so that products of them
+        are multiplied in bfloat16, not in float32.
     """
 
     num_batch: int
@@ -46,8 +49,19 @@ class BlockScaled(Encoding):
     gated: bool = False
     precision: object = None
     is_bare: bool = False
+    is_exact: bool = False
 
     num_operands, stores_narrow = 4, False
+
+    def instead(self, operands, options):
+        """Multiply in bfloat16 if that is exact and no kernel applies scales of such blocks."""
+        lhs, rhs, *scales = operands
+        depths = [block[1] for own, block in zip(scales, self.blocks, strict=True) if _is_deep(own)]
+        if not self.is_exact or all(depth % 128 == 0 for depth in depths):
+            return None
+        lhs, rhs = self._dequantized(operands)
+        how = {"precision": of_dequantized(self.precision), "pair": self._pair(lhs)}
+        return Instead(Plain.of(lhs, rhs, self._numbers(lhs, rhs), **how), (lhs, rhs), options)
 
     def product_calls(self, operands):
         """Multiply as a bare product, with gate and up side by side in its columns."""
@@ -61,9 +75,16 @@ class BlockScaled(Encoding):
 
     def products(self, operands, dtype, options):
         """Multiply dequantized operands, by XLA."""
+        return [self._product(*self._dequantized(operands), dtype, options)]
+
+    def _dequantized(self, operands) -> list[jax.Array]:
         lhs, rhs, *scales = operands
         triples = zip((lhs, rhs), scales, self.blocks, strict=True)
-        return [self._product(*(dequantized(*each) for each in triples), dtype, options)]
+        return [self._dequantized_operand(*each) for each in triples]
+
+    def _dequantized_operand(self, x, scales, block) -> jax.Array:
+        x = dequantized(x, scales, block)
+        return x.astype(jnp.bfloat16) if self.is_exact else x
 
     def _product(self, lhs, rhs, dtype, options: CallOptions) -> jax.Array:
         return plain.dot_general(
@@ -93,7 +114,7 @@ class BlockScaled(Encoding):
         del accumulators
         values, tangents = [], []
         for side, block in enumerate(self.blocks):
-            dequantize = functools.partial(dequantized, block=block)
+            dequantize = functools.partial(self._dequantized_operand, block=block)
             x, dx = functions.value_and_tangent(dequantize, operands[side::2], moving[side::2])
             values.append(x)
             tangents.append(dx)
@@ -188,6 +209,29 @@ class BlockScaled(Encoding):
         """Count those of the plain product."""
         lhs, rhs, *_ = operands
         return plain.flops(lhs, rhs, dimension_numbers=self._numbers(lhs, rhs))
+
+
+def is_exact_in_bfloat16(dtype, scale_dtype=None) -> bool:
+    """Return whether bfloat16 has every product of an element and a scale, if there is one.
+
+    bfloat16 has 8 bits of significand. Subnormal numbers, below 2**-126, are not considered.
+    """
+    bits = _significand_bits(dtype)
+    # A power of two adds no bits.
+    if scale_dtype is not None and scale_dtype != jnp.float8_e8m0fnu:
+        bits += _significand_bits(scale_dtype)
+    return bits <= 8
+
+
+def _significand_bits(dtype) -> int:
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).bits
+    return 1 + jnp.finfo(dtype).nmant
+
+
+def _is_deep(scales) -> bool:
+    """Whether there are several scales along k."""
+    return scales.shape[-1] > 1
 
 
 def dequantized(x: jax.Array, scales: jax.Array, block) -> jax.Array:
