@@ -236,13 +236,18 @@ def _by_shard_map(mesh: Mesh, gather_matmul: Callable, matmul_scatter: Callable)
 
 
 def _without_exchange(mesh: Mesh, matmul: Callable) -> Callable:
-    """Each device does its products on rows that stand for those it would have gathered."""
+    """Each device does its products on rows that stand for those it would have gathered.
+
+    The rows that other devices would have sent or received are its own ones, both forward and
+    backward: with zeros in their place a GPU takes less power, and runs at a higher clock.
+    """
     size = mesh.shape[AXIS]
-    return _by_shard_map(
-        mesh,
-        lambda x, up: matmul(jnp.concatenate([x] * size), up),
-        lambda h, down: matmul(h, down)[: h.shape[0] // size],
-    )
+
+    def summed(h, down):
+        y = matmul(h, down)
+        return jnp.sum(y.reshape(size, -1, y.shape[-1]), 0, dtype=np.float32).astype(y.dtype)
+
+    return _by_shard_map(mesh, lambda x, up: matmul(jnp.concatenate([x] * size), up), summed)
 
 
 @jax.jit

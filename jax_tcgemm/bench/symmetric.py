@@ -91,7 +91,10 @@ def _muon(x):
 def _optax_scale_by_muon(x):
     import optax
 
-    return _updated(optax.contrib.scale_by_muon(), x)
+    def matrices(params):
+        return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(), params)
+
+    return _updated(optax.contrib.scale_by_muon(weight_dimension_numbers=matrices), x)
 
 
 def _scale_by_muon(x):

@@ -93,7 +93,7 @@ def scaled_matmul(
       - With block scales along k, accumulators are promoted every 128 elements of k: each
         accumulator is multiplied by the product of both scales and added in float32, whatever the
         precision.
-      - float4_e2m1fn is converted to float8_e4m3fn, which has all of its values.
+      - Unless it is dequantized, float4_e2m1fn is converted to float8_e4m3fn, which is exact.
       - Operands that are dequantized to bfloat16 are multiplied exactly and accumulated in float32,
         and the result is rounded once. Their cotangents, and those of the scales, are computed in
         bfloat16.
@@ -120,8 +120,6 @@ def scaled_matmul(
             f"{preferred_element_type=}; convert the result"
         )
     _check_operands(op, lhs, rhs)
-    # 8-bit floats have all values of 4 bits.
-    lhs, rhs = (x.astype(FLOAT8[0]) if x.dtype == jnp.float4_e2m1fn else x for x in (lhs, rhs))
     is_exact = all(
         is_exact_in_bfloat16(x.dtype, getattr(scales, "dtype", np.float32))
         for x, scales in ((lhs, lhs_scales), (rhs, rhs_scales))
@@ -130,11 +128,14 @@ def scaled_matmul(
     rhs_scales, rhs_block = _checked_scales(op, "rhs", rhs, rhs_scales, rhs_block)
     num_batch = rhs.ndim - 2
     if any(scales.ndim and scales.shape[-1] > 1 for scales in (lhs_scales, rhs_scales)):
-        operands = lhs, rhs, _with_dimensions(lhs, lhs_scales), _with_dimensions(rhs, rhs_scales)
-        blocks = lhs_block, rhs_block
-        precision = canonical_precision(op, precision)
+        blocks, precision = (lhs_block, rhs_block), canonical_precision(op, precision)
         encoding = BlockScaled(num_batch, blocks, precision=precision, is_exact=is_exact)
+        scales = _with_dimensions(lhs, lhs_scales), _with_dimensions(rhs, rhs_scales)
+        if not encoding.is_dequantized(scales):
+            lhs, rhs = _in_8_bits(lhs), _in_8_bits(rhs)
+        operands = lhs, rhs, *scales
         return with_encoded_epilogue(options, encoding, operands, Layer(np.dtype(dtype)), ())
+    lhs, rhs = _in_8_bits(lhs), _in_8_bits(rhs)
     lhs_scales = _of_rows(lhs, lhs_scales, lhs_block)
     rhs_scales = _of_rows(rhs, rhs_scales, rhs_block)
     if rhs_scales.ndim:
@@ -143,6 +144,11 @@ def scaled_matmul(
     numbers = (((lhs.ndim - 1,), (rhs.ndim - 1,)), (batch, batch))
     scales, numbers = (lhs_scales, rhs_scales), {"dimension_numbers": numbers}
     return with_epilogue(options, lhs, rhs, _scaled(dtype), scales, **numbers, precision=precision)
+
+
+def _in_8_bits(x: jax.Array) -> jax.Array:
+    """Convert floats of 4 bits to floats of 8 bits, which have all of their values."""
+    return x.astype(FLOAT8[0]) if x.dtype == jnp.float4_e2m1fn else x
 
 
 @functools.cache

@@ -53,11 +53,20 @@ class BlockScaled(Encoding):
 
     num_operands, stores_narrow = 4, False
 
+    def is_dequantized(self, scales) -> bool:
+        """Return whether the product is one of bfloat16.
+
+        It is if that is exact and no kernel applies the scales: their blocks are not multiples of
+        128 along k.
+        """
+        depths = [
+            depth for own, (_, depth) in zip(scales, self.blocks, strict=True) if own.shape[-1] > 1
+        ]
+        return self.is_exact and any(depth % 128 for depth in depths)
+
     def instead(self, operands, options):
-        """Multiply in bfloat16 if that is exact and no kernel applies scales of such blocks."""
-        lhs, rhs, *scales = operands
-        depths = [block[1] for own, block in zip(scales, self.blocks, strict=True) if _is_deep(own)]
-        if not self.is_exact or all(depth % 128 == 0 for depth in depths):
+        """Multiply dequantized operands."""
+        if not self.is_dequantized(operands[2:]):
             return None
         lhs, rhs = self._dequantized(operands)
         how = {"precision": of_dequantized(self.precision), "pair": self._pair(lhs)}
@@ -227,11 +236,6 @@ def _significand_bits(dtype) -> int:
     if jnp.issubdtype(dtype, jnp.integer):
         return jnp.iinfo(dtype).bits
     return 1 + jnp.finfo(dtype).nmant
-
-
-def _is_deep(scales) -> bool:
-    """Whether there are several scales along k."""
-    return scales.shape[-1] > 1
 
 
 def dequantized(x: jax.Array, scales: jax.Array, block) -> jax.Array:
