@@ -1,8 +1,11 @@
 """`newton_schulz` and `scale_by_muon` of matrices that explicit mesh axes shard."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -96,16 +99,21 @@ def test_muon_divides_equal_matrices(mesh):
     assert len(calls) == sum(map(len, alone))
 
 
-@pytest.mark.parametrize("size", [4, 64])
-def test_muon_stacks_small_matrices(size):
-    params = [draw(3, size, size)[i] for i in range(3)]
-    optimizer = jax_tcgemm.scale_by_muon()
+@pytest.mark.parametrize("shape", [(4, 4), (64, 96), (2, 40, 24)], ids=str)
+def test_muon_stacks_small_matrices(shape):
+    params = [draw(3, *shape)[i] for i in range(3)]
+
+    def dimensions(params):
+        of = optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
+        return [of] * len(params)
+
+    optimizer = jax_tcgemm.scale_by_muon(weight_dimension_numbers=dimensions)
 
     def update(gradients):
         return optimizer.update(gradients, optimizer.init(gradients))[0]
 
     calls = jax_tcgemm.explain(update, params)
-    assert {call.problem.batch for call in calls} == {3}
+    assert {call.problem.batch for call in calls} == {3 * math.prod(shape[:-2])}
     for got, x in zip(jax.jit(update)(params), params, strict=True):
         np.testing.assert_allclose(got, jax_tcgemm.newton_schulz(x), atol=0.02)
 

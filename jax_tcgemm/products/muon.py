@@ -188,11 +188,11 @@ def _orthogonalized(leaves: list, dims: list, how: dict) -> list:
 
 
 def _num_together(x) -> int:
-    """Return how many matrices of a type form one stack."""
-    if x.ndim > 2:
-        return 1
+    """Return how many arrays of a type form one stack."""
+    *batch, m, n = x.shape
     num_shards = x.size // max(math.prod(x.sharding.shard_shape(x.shape)), 1)
-    return max(num_shards, _ELEMENTS_TOGETHER // max(min(x.shape), 1) ** 2, 1)
+    elements = math.prod(batch) * min(m, n) ** 2
+    return max(num_shards, _ELEMENTS_TOGETHER // max(elements, 1), 1)
 
 
 def _as_matrices(x: jax.Array, dims):
