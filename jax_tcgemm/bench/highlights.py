@@ -100,6 +100,7 @@ WORK = (
     Suite("Layers: bias and activation fused", "fused", "bf16", "fused"),
     Suite("Any JAX function as epilogue", "functions", "bf16", "auto"),
     Suite("float8 with block scales", "scaled", "f8", "scaled"),
+    Suite("Block formats: jax.nn.scaled_matmul", "block_formats", "f8", "scaled", "nn"),
     Suite("Weights of 4 and 8 bits, beside bf16", "packed", "bf16", "auto", "plain"),
     Suite("Loss and gradients without logits", "losses", "bf16", "fused", "logits"),
     Suite("float32 by BF16_BF16_F32_X3", "precise", "f32_x3", "auto"),
@@ -113,6 +114,7 @@ WORK = (
         "stock Flax, accelerated",
     ),
     Training("GPT training step by the layers", "h100-train_gpt-accelerate", "jax_tcgemm"),
+    Training("GPT training step with Muon", "h200-train_gpt-muon", "jax_tcgemm"),
     Suite("Large dense products of LLMs", "llama", "bf16", "auto"),
     Parallel("MLP sharded over 4 GPUs", 4),
 )
