@@ -430,6 +430,14 @@ def test_without_a_primitive_of_their_own_ragged_products_are_patched_as_others(
     assert fresh.ragged_dot_general_p is None
 
 
+def test_without_a_primitive_of_its_own_scaled_matmul_is_not_rewritten(monkeypatch):
+    assert jax_internals.scaled_matmul_p.name == "scaled_matmul_wrapper"
+    monkeypatch.setattr(jax.nn, "scaled_matmul", lambda x, w, *scales: jnp.sin(x), raising=False)
+    assert imported_without(monkeypatch).scaled_matmul_p is None
+    monkeypatch.delattr(jax.nn, "scaled_matmul")
+    assert imported_without(monkeypatch).scaled_matmul_p is None
+
+
 # --- rules for JAX's other interpreters ---------------------------------------------------------
 
 

@@ -25,7 +25,9 @@ def accelerate(fn: Callable, *, wide: bool = False, losses: bool | None = None) 
     backward pass, the derivative of an activation. `accelerate` traces the function. In the jaxpr,
     each `lax.dot_general`, under whatever name it was called, becomes a product of this library,
     together with the elementwise equations that follow and can run at one place in the program.
-    `lax.ragged_dot` becomes `jax_tcgemm.ragged_dot_general`. The function may contain derivatives::
+    `lax.ragged_dot` becomes `jax_tcgemm.ragged_dot_general`, and `jax.nn.scaled_matmul` with scales
+    that are 8-bit floats becomes a product of dequantized operands in bfloat16, which is exact, on
+    GPUs below compute capability 10.0. The function may contain derivatives::
 
         step = jax.jit(jax_tcgemm.accelerate(train_step))
 

@@ -4,16 +4,12 @@ Equations that no pass changes remain the same objects. An equation with an inne
 body of a scan, gets the rewritten inner jaxpr; its other parameters do not change.
 """
 
-import contextlib
 import dataclasses
-import functools
-import inspect
 import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -29,7 +25,8 @@ from jax_tcgemm.passes.gate_transposition import with_transposed_gates
 from jax_tcgemm.passes.gates import call_of, products_of
 from jax_tcgemm.passes.losses.calls import loss_note
 from jax_tcgemm.passes.losses.programs import with_losses
-from jax_tcgemm.passes.programs import found_as, renamed, write, written_out
+from jax_tcgemm.passes.other_products import OPTIONS, ragged_product, scaled_product
+from jax_tcgemm.passes.programs import found_as, renamed, written_out
 from jax_tcgemm.passes.symmetry import keeps_symmetry, symmetric_variables, with_grams
 from jax_tcgemm.passes.transpositions import (
     is_transposition,
@@ -39,16 +36,16 @@ from jax_tcgemm.passes.transpositions import (
 )
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.epilogue_product import epilogue_product_p
-from jax_tcgemm.problem.call_options import CallOptions, Provenance, RoundingsRemoved
+from jax_tcgemm.problem.call_options import CallOptions, RoundingsRemoved
 from jax_tcgemm.problem.dtypes import accumulator_dtype
 from jax_tcgemm.problem.function import MOST_READS, MOST_RESULTS
 from jax_tcgemm.problem.precision import is_split
-from jax_tcgemm.products.ragged.ragged_dot import ragged_dot_general
 from jax_tcgemm.system.jax_internals import (
     as_jaxpr,
     has_plain_context,
     ragged_dot_general_p,
     rewrapped,
+    scaled_matmul_p,
     with_equations,
 )
 
@@ -61,7 +58,6 @@ _INSIDE = {
         ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), ("call_jaxpr", "fun_jaxpr")
     ),
 }
-_OPTIONS = CallOptions("accelerate", provenance=Provenance.ACCELERATED)
 _LIMITS = Limits(MOST_READS, MOST_RESULTS)
 # Parameters of lax.dot_general that are known here; a later JAX may have others.
 _PARAMETERS = {"dimension_numbers", "precision", "preferred_element_type", "out_sharding"}
@@ -215,7 +211,10 @@ def _decides_by_primitives(eqn: core.JaxprEqn) -> bool:
 
 
 def _is_product(eqn: core.JaxprEqn) -> bool:
-    return eqn.primitive in (dot_general_p, ragged_dot_general_p, plain.dot_general_p)
+    return eqn.primitive in _PRODUCTS
+
+
+_PRODUCTS = (dot_general_p, ragged_dot_general_p, scaled_matmul_p, plain.dot_general_p)
 
 
 def can_have_epilogue(eqn: core.JaxprEqn) -> bool:
@@ -284,7 +283,9 @@ def _products_as_ours(equations, results) -> list[core.JaxprEqn]:
         if id(eqn) in gone:
             continue
         if eqn.primitive is ragged_dot_general_p:
-            found += _ragged(eqn)
+            found += ragged_product(eqn)
+        elif eqn.primitive is scaled_matmul_p:
+            found += scaled_product(eqn)
         elif _is_known_product(eqn):
             ours = transposed_result(
                 transposed_operands(_ours(eqn), made_by, plain.READING), users, gone
@@ -317,7 +318,7 @@ def _ours(eqn: core.JaxprEqn) -> core.JaxprEqn:
         tuple(tuple(map(int, axes)) for axes in pair) for pair in eqn.params["dimension_numbers"]
     )
     params = {
-        "options": _OPTIONS,
+        "options": OPTIONS,
         "dimension_numbers": numbers,
         "permutation": tuple(range(eqn.outvars[0].aval.ndim)),
         "precision": eqn.params["precision"],
@@ -325,30 +326,6 @@ def _ours(eqn: core.JaxprEqn) -> core.JaxprEqn:
         "out_sharding": eqn.params.get("out_sharding"),
     }
     return eqn.replace(primitive=plain.dot_general_p, params=params)
-
-
-def _ragged(eqn: core.JaxprEqn) -> list[core.JaxprEqn]:
-    """Return the equations of this library's ragged product, or `eqn` if it is not supported."""
-    if not eqn.params.keys() <= _ragged_parameters() or not has_plain_context(eqn):
-        return [eqn]
-    with contextlib.suppress(Exception):
-        closed = jax.make_jaxpr(functools.partial(ragged_dot_general, **eqn.params))(
-            *(x.aval for x in eqn.invars)
-        )
-        if closed.consts:
-            return [eqn]
-        written: list[core.JaxprEqn] = []
-        known: dict = {}
-        write(as_jaxpr(closed), eqn.invars, eqn.outvars, known, written, is_call_of_elements)
-        names = {known[x]: x for x in eqn.outvars}
-        if len(names) == len(eqn.outvars):
-            return [x.replace(outvars=[names.get(y, y) for y in x.outvars]) for x in written]
-    return [eqn]
-
-
-@functools.cache
-def _ragged_parameters() -> frozenset[str]:
-    return frozenset(inspect.signature(ragged_dot_general).parameters)
 
 
 # --- epilogues ------------------------------------------------------------------------------------
@@ -386,7 +363,7 @@ def _call(equations, group: Group, known, *, wide: bool) -> list[core.JaxprEqn]:
     dtype = accumulator_dtype(*(x.aval.dtype for x in eqn.invars))
     function, left_out = group_function(equations, group, dtype, wide=wide)
     options = eqn.params["options"]
-    options = options if options.is_accelerated else _OPTIONS
+    options = options if options.is_accelerated else OPTIONS
     options = options.reporting(RoundingsRemoved(left_out)) if left_out else options
     before, factors, encoding = call_of(equations, group)
     is_alone = encoding.num_accumulators == 1

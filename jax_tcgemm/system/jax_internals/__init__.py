@@ -55,6 +55,7 @@ from jax_tcgemm.system.jax_internals.patching import (
     ShardingTypeError,
     in_pallas_kernel,
     ragged_dot_general_p,
+    scaled_matmul_p,
 )
 from jax_tcgemm.system.jax_internals.rules import (
     Zero,
@@ -105,6 +106,7 @@ __all__ = [
     "rewrapped",
     "row_major",
     "run_program",
+    "scaled_matmul_p",
     "source_line",
     "started_platform",
     "strong_type",

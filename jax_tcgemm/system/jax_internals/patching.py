@@ -40,6 +40,26 @@ def _find_ragged_dot_general_p() -> core.Primitive | None:
 ragged_dot_general_p = _find_ragged_dot_general_p()
 
 
+def _find_scaled_matmul_p() -> core.Primitive | None:
+    """The primitive of `jax.nn.scaled_matmul`, which has no public name, from a trace of one.
+
+    None where JAX has no such function, or makes it of other primitives.
+    """
+    x, scales = (jax.ShapeDtypeStruct((1, 1, k), jnp.float8_e4m3fn) for k in (32, 1))
+    try:
+        jaxpr = jax.make_jaxpr(jax.nn.scaled_matmul)(x, x, scales, scales).jaxpr
+        while len(jaxpr.eqns) == 1 and (inner := jaxpr.eqns[0].params.get("jaxpr")) is not None:
+            jaxpr = inner.jaxpr
+    except (AttributeError, TypeError, ValueError):
+        return None
+    primitives = [eqn.primitive for eqn in jaxpr.eqns]
+    is_one = len(primitives) == 1 and jaxpr.eqns[0].params.keys() == {"preferred_element_type"}
+    return primitives[0] if is_one else None
+
+
+scaled_matmul_p = _find_scaled_matmul_p()
+
+
 def in_pallas_kernel() -> bool:
     """Whether what is being traced is the body of a Pallas kernel.
 
