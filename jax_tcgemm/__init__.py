@@ -30,8 +30,8 @@ from jax_tcgemm.inspect.info import info
 from jax_tcgemm.losses.cross_entropy import linear_cross_entropy, linear_log_prob
 from jax_tcgemm.losses.top_k import linear_top_k
 from jax_tcgemm.passes.accelerate import accelerate
-from jax_tcgemm.problem.packed_weight import PackedWeight
-from jax_tcgemm.problem.quantized import QuantizedArray
+from jax_tcgemm.problem.operands.packed_weight import PackedWeight
+from jax_tcgemm.problem.operands.quantized import QuantizedArray
 from jax_tcgemm.products.batch_invariant import batch_invariant
 from jax_tcgemm.products.collective import all_gather_matmul, matmul_reduce_scatter
 from jax_tcgemm.products.dot_general import dot_general

@@ -24,11 +24,11 @@ import jax
 from jax.extend.core.primitives import dot_general_p as lax_dot_general_p
 
 from jax_tcgemm.primitives.blas import blas_p
-from jax_tcgemm.primitives.contract import contract_p
 from jax_tcgemm.primitives.dot_general import dot_general_p
 from jax_tcgemm.primitives.epilogue_product import epilogue_product_p
 from jax_tcgemm.primitives.ragged_dot import ragged_dot_p
-from jax_tcgemm.problem.operation import dot_dimensions
+from jax_tcgemm.primitives.tensor.contract import contract_p
+from jax_tcgemm.problem.tensor.operation import dot_dimensions
 
 _NO_BATCH = (((), ()), ((), ()))
 _BATCH = (((), ()), ((0,), (0,)))

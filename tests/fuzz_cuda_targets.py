@@ -23,8 +23,8 @@ from jax_tcgemm.kernels import Instance, program
 from jax_tcgemm.primitives.packed_weight import problem_of
 from jax_tcgemm.problem.compute_types import CONTRACTION_COMPUTE, ELEMENTWISE_COMPUTE
 from jax_tcgemm.problem.function import Numbers
-from jax_tcgemm.problem.packed_weight import E2M1, TILE, PackedFormat
-from jax_tcgemm.problem.quantize import QuantizeProblem
+from jax_tcgemm.problem.operands.packed_weight import E2M1, TILE, PackedFormat
+from jax_tcgemm.problem.operands.quantize import QuantizeProblem
 from jax_tcgemm.problem.split import SplitProblem
 from jax_tcgemm.selection import target_device
 from jax_tcgemm.system import modules

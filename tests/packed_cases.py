@@ -9,8 +9,8 @@ import numpy as np
 
 import jax_tcgemm
 from jax_tcgemm.problem.dtypes import DTYPES
-from jax_tcgemm.problem.packed import PackedProblem
-from jax_tcgemm.problem.packed_weight import CODINGS, E2M1, FLOAT8_NAMES, NF4
+from jax_tcgemm.problem.operands.packed import PackedProblem
+from jax_tcgemm.problem.operands.packed_weight import CODINGS, E2M1, FLOAT8_NAMES, NF4
 from jax_tcgemm.selection import implementations
 from jax_tcgemm.selection.configs import WidePackedConfig, parse_or_none
 from jax_tcgemm.selection.devices import ASSUMED_GPU

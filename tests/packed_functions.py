@@ -11,7 +11,7 @@ from packed_cases import Case, instances
 from jax_tcgemm.device.fusion import packed
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
-from jax_tcgemm.problem.packed_weight import CODINGS
+from jax_tcgemm.problem.operands.packed_weight import CODINGS
 from jax_tcgemm.selection.devices import ASSUMED_GPU
 
 BF16, F32, BOOL = (np.dtype(x) for x in (jnp.bfloat16, np.float32, np.bool_))

@@ -6,7 +6,7 @@ import functools
 import numpy as np
 
 from jax_tcgemm.problem.dtypes import DTYPES
-from jax_tcgemm.problem.quantize import QuantizeProblem
+from jax_tcgemm.problem.operands.quantize import QuantizeProblem
 from jax_tcgemm.selection import implementations
 from jax_tcgemm.selection.devices import ASSUMED_GPU
 

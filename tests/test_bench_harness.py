@@ -9,16 +9,8 @@ from bench_cases import draw_by_numpy, make_case, make_record, make_records, mak
 from jax import lax
 from rich.console import Console
 
-from jax_tcgemm.bench import (
-    contenders,
-    functions,
-    harness,
-    parallel,
-    records,
-    reference,
-    render,
-    suites,
-)
+from jax_tcgemm.bench import contenders, harness, parallel, records, reference, render, suites
+from jax_tcgemm.bench.workloads import functions
 from jax_tcgemm.tuning import timing
 
 

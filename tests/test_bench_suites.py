@@ -10,7 +10,8 @@ import pytest
 from bench_cases import make_case, make_workload
 from jax import lax
 
-from jax_tcgemm.bench import contenders, packed_formats, reference, suites
+from jax_tcgemm.bench import contenders, reference, suites
+from jax_tcgemm.bench.workloads.packed import formats as packed_formats
 
 
 @pytest.mark.parametrize("name", suites.suite_names())
@@ -102,7 +103,7 @@ def test_unknown_suite_is_refused():
 
 
 def test_suite_files_name_the_module_that_makes_their_workloads(monkeypatch):
-    module = types.ModuleType("jax_tcgemm.bench.invented")
+    module = types.ModuleType("jax_tcgemm.bench.workloads.invented")
     module.workloads = lambda suite, group, dtype: [
         make_workload(suite=suite, dtype=dtype, label=group["label"])
     ]
@@ -140,7 +141,7 @@ def test_malformed_groups_of_grouped_products_are_refused(change, message):
         suites.parse_suite("x", table)
 
 
-@pytest.mark.parametrize("workload", ["packed", "packed_grouped"])
+@pytest.mark.parametrize("workload", ["packed.dense", "packed.grouped"])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -153,7 +154,7 @@ def test_malformed_groups_of_grouped_products_are_refused(change, message):
 )
 def test_malformed_groups_of_packed_weights_are_refused(change, message, workload):
     group = {"n": 16, "k": 64} | change
-    group |= {"m": 8} if workload == "packed" else {"tokens": 8, "groups": 2}
+    group |= {"m": 8} if workload == "packed.dense" else {"tokens": 8, "groups": 2}
     table = {"description": "", "workload": workload, "dtypes": ["bf16"], "groups": [group]}
     with pytest.raises(ValueError, match=message):
         suites.parse_suite("x", table)

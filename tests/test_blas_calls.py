@@ -185,8 +185,8 @@ def test_logging_says_why_it_cannot(fake_cuda):
 @pytest.mark.parametrize("routine", ["gemv", "gbmv", "trsv", "trsm"])
 def test_workloads_of_the_benchmark(routine):
     """Ours and the peer agree on what they are measured on, and the suite's file makes them."""
-    from jax_tcgemm.bench import blas as bench
     from jax_tcgemm.bench import reference, suites
+    from jax_tcgemm.bench.workloads import blas as bench
 
     group = {"routine": routine, "band": 2, "shapes": [[24, 7 if routine == "trsm" else 24]]}
     (workload,) = bench.workloads("blas", group, "f64")

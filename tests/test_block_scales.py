@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_tcgemm
-from jax_tcgemm.problem.block_scales import BlockScales
+from jax_tcgemm.problem.operands.block_scales import BlockScales
 
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 

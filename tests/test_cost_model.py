@@ -16,7 +16,8 @@ from work import steps
 
 import jax_tcgemm
 from jax_tcgemm import selection
-from jax_tcgemm.bench import functions, records, regret, suites
+from jax_tcgemm.bench import records, regret, suites
+from jax_tcgemm.bench.workloads import functions
 from jax_tcgemm.problem.epilogue import Epilogue
 from jax_tcgemm.problem.function import Cost, Function, Result
 from jax_tcgemm.problem.gemm import Operand, Problem

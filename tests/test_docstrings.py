@@ -29,7 +29,7 @@ MODULES = (
     "products.ragged.gated_ragged_linear",
     "products.ragged.ragged_dot",
     "products.scaled_matmul",
-    "problem.quantized",
+    "problem.operands.quantized",
     "quantization.checkpoints",
     "quantization.fp8_dot_general",
     "quantization.fp8_mlp",

@@ -17,8 +17,8 @@ from jax_tcgemm import selection
 from jax_tcgemm.device.fusion import fused
 from jax_tcgemm.primitives import epilogue_product
 from jax_tcgemm.primitives.encodings.block_scaled import BlockScaled
-from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.call_options import CallOptions
+from jax_tcgemm.problem.operands.block_scales import BlockScales
 from jax_tcgemm.quantization import fp8_mlp
 
 pytestmark = pytest.mark.skipif(bool(emulated.reason()), reason=emulated.reason())

@@ -16,7 +16,7 @@ from random_arrays import normal
 import jax_tcgemm
 from jax_tcgemm import PackedWeight, pack_weights
 from jax_tcgemm.primitives.encodings.packed import MOST_ROWS
-from jax_tcgemm.problem.packed_weight import PackedFormat
+from jax_tcgemm.problem.operands.packed_weight import PackedFormat
 from jax_tcgemm.selection import rules
 from jax_tcgemm.selection.devices import ASSUMED_GPU
 from jax_tcgemm.selection.implementations import configs_of, considered

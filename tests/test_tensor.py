@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from random_arrays import draw, widened
 
 from jax_tcgemm import tensor
-from jax_tcgemm.problem.operators import BINARY, UNARY
+from jax_tcgemm.problem.tensor.operators import BINARY, UNARY
 
 pytestmark = pytest.mark.usefixtures("x64")
 

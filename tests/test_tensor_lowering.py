@@ -13,8 +13,8 @@ from random_arrays import draw
 
 import jax_tcgemm
 from jax_tcgemm import tensor
-from jax_tcgemm.problem.operation import Operation
-from jax_tcgemm.problem.tensor_folding import fold_permutation, fold_reduction
+from jax_tcgemm.problem.tensor.folding import fold_permutation, fold_reduction
+from jax_tcgemm.problem.tensor.operation import Operation
 from jax_tcgemm.system import modules
 
 pytestmark = pytest.mark.usefixtures("x64")

@@ -20,7 +20,7 @@
 //   zero_points  (n / 16, groups, 16) int16, the same
 //   column_scales  (n / 16, 16) float32, the same: a column's value * scale is multiplied by its own
 //
-// and those of experts one after the other. Inside of a chunk: jax_tcgemm/problem/packed_weight.py and
+// and those of experts one after the other. Inside of a chunk: jax_tcgemm/problem/operands/packed_weight.py and
 // kernels/packed/fragments.cuh.
 #pragma once
 

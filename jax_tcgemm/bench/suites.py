@@ -11,7 +11,8 @@ A suite file holds::
 
 Each of m, n, k, batch and layout may be a list; a group is their Cartesian product. Shapes are
 always said as M, N, K: the product is (M, K) x (K, N) -> (M, N), whatever the layout in memory.
-A file with ``workload = "NAME"`` holds groups of another kind; see workload.py.
+A file with ``workload = "NAME"`` holds groups that the module of this name in workloads/ reads,
+such as "packed.layers"; see workload.py.
 """
 
 from __future__ import annotations
@@ -242,7 +243,8 @@ def parse_suite(name: str, table: dict, dtypes: Iterable[str] | None = None) -> 
     check_keys(name, table, ("description", "dtypes", "groups", "workload"))
     expand = _expand
     if "workload" in table:
-        expand = importlib.import_module(f"jax_tcgemm.bench.{table['workload']}").workloads
+        module = f"jax_tcgemm.bench.workloads.{table['workload']}"
+        expand = importlib.import_module(module).workloads
     cases = []
     for dtype in dtypes or table["dtypes"]:
         check_value("dtype", dtype, DTYPES)

@@ -10,7 +10,7 @@ from jax_tcgemm.blas.level1 import amax, amin, asum, axpy, dot, iamax, iamin, nr
 from jax_tcgemm.blas.level2 import from_band, gbmv, gemv, to_band, trsv
 from jax_tcgemm.blas.level3 import gemm, gemm_batched, syr2k, syrk, trsm
 from jax_tcgemm.blas.logging import set_logging
-from jax_tcgemm.problem.blas_call import Options
+from jax_tcgemm.problem.blas.call import Options
 
 __all__ = [
     "Options",

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from jax_tcgemm.primitives.blas import bind as bind_call
-from jax_tcgemm.problem.blas_call import Call, Options, scale_dtype, span
+from jax_tcgemm.problem.blas.call import Call, Options, scale_dtype, span
 from jax_tcgemm.problem.dtypes import MAX_EXTENT
 from jax_tcgemm.products.arguments import as_array, in_range, promoted_dtype
 from jax_tcgemm.selection import check_names

@@ -16,7 +16,7 @@ from jax_tcgemm.blas.arguments import (
     scalars,
     vector_length,
 )
-from jax_tcgemm.problem.blas_call import DEFAULT_OPTIONS, Call, Options
+from jax_tcgemm.problem.blas.call import DEFAULT_OPTIONS, Call, Options
 from jax_tcgemm.products.arguments import check_flag
 
 

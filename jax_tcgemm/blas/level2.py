@@ -20,7 +20,7 @@ from jax_tcgemm.blas.arguments import (
     scalars,
     transposition,
 )
-from jax_tcgemm.problem.blas_call import DEFAULT_OPTIONS, Call, Options, band_index
+from jax_tcgemm.problem.blas.call import DEFAULT_OPTIONS, Call, Options, band_index
 from jax_tcgemm.problem.dtypes import MAX_EXTENT
 from jax_tcgemm.products.arguments import check_flag
 

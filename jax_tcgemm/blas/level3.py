@@ -17,7 +17,7 @@ from jax_tcgemm.blas.arguments import (
     transposition,
     with_one_batch,
 )
-from jax_tcgemm.problem.blas_call import DEFAULT_OPTIONS, Call, Options
+from jax_tcgemm.problem.blas.call import DEFAULT_OPTIONS, Call, Options
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products.arguments import as_array, call_options, check_flag
 from jax_tcgemm.products.gram import scaled_gram

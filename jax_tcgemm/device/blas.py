@@ -16,8 +16,8 @@ from jax_tcgemm import selection
 from jax_tcgemm.device import blas_reference as reference
 from jax_tcgemm.device.call import call as custom_call
 from jax_tcgemm.device.plan import BasePlan
-from jax_tcgemm.problem.blas import BlasProblem
-from jax_tcgemm.problem.blas_call import Call, batch_shape, scale_dtype
+from jax_tcgemm.problem.blas.call import Call, batch_shape, scale_dtype
+from jax_tcgemm.problem.blas.problem import BlasProblem
 from jax_tcgemm.problem.call_options import CallOptions
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tcgemm.problem.blas_call import Call, band_index, batch_shape, scale_dtype, span
+from jax_tcgemm.problem.blas.call import Call, band_index, batch_shape, scale_dtype, span
 
 
 def run(call: Call, *operands) -> list:

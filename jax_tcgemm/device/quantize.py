@@ -7,7 +7,7 @@ from jax import lax
 
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.request import Plan
-from jax_tcgemm.problem.quantized import spread
+from jax_tcgemm.problem.operands.quantized import spread
 from jax_tcgemm.sharding.partitioning import resharded
 from jax_tcgemm.sharding.shardings import explicit, whole
 

@@ -9,8 +9,8 @@ import dataclasses
 from jax_tcgemm import selection
 from jax_tcgemm.device.plan import BasePlan
 from jax_tcgemm.problem.call_options import CallOptions
-from jax_tcgemm.problem.packed import PackedProblem
-from jax_tcgemm.problem.quantize import QuantizeProblem
+from jax_tcgemm.problem.operands.packed import PackedProblem
+from jax_tcgemm.problem.operands.quantize import QuantizeProblem
 from jax_tcgemm.problem.rows import RowsProblem
 from jax_tcgemm.problem.split import SplitProblem
 

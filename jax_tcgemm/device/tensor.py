@@ -22,10 +22,10 @@ from jax_tcgemm.kernels.program import carried
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.compute_types import ELEMENTWISE_COMPUTE, cutensor_compute, precision_of
 from jax_tcgemm.problem.dtypes import wide_dtype
-from jax_tcgemm.problem.operation import Operation, dot_dimensions
-from jax_tcgemm.problem.operators import UNARY
 from jax_tcgemm.problem.precision import for_xla, is_split
-from jax_tcgemm.problem.tensor_folding import fold_permutation, fold_reduction
+from jax_tcgemm.problem.tensor.folding import fold_permutation, fold_reduction
+from jax_tcgemm.problem.tensor.operation import Operation, dot_dimensions
+from jax_tcgemm.problem.tensor.operators import UNARY
 from jax_tcgemm.selection import XLA, AsProduct, Choice, Device, ranked, select_operation
 from jax_tcgemm.system import modules
 

@@ -6,9 +6,9 @@ from jax import lax
 
 from jax_tcgemm.device import xla_dot
 from jax_tcgemm.problem.dtypes import wide_dtype
-from jax_tcgemm.problem.modes import Modes
-from jax_tcgemm.problem.operation import Operation, dot_dimensions, exchanges_operands
-from jax_tcgemm.problem.operators import BINARY, REDUCTIONS, UNARY, scaled
+from jax_tcgemm.problem.tensor.modes import Modes
+from jax_tcgemm.problem.tensor.operation import Operation, dot_dimensions, exchanges_operands
+from jax_tcgemm.problem.tensor.operators import BINARY, REDUCTIONS, UNARY, scaled
 from jax_tcgemm.sharding import shardings
 
 

@@ -21,20 +21,11 @@ from jax_tcgemm.device.fusion import fused
 from jax_tcgemm.inspect.epilogue_operations import epilogue_operations
 from jax_tcgemm.passes import rewriting
 from jax_tcgemm.passes.transpositions import transposed_operands
-from jax_tcgemm.primitives import (
-    backward,
-    blas,
-    contract,
-    elementwise,
-    lowering,
-    packed_weight,
-    quantize,
-    reduce,
-    rows,
-)
+from jax_tcgemm.primitives import backward, blas, lowering, packed_weight, quantize, rows
 from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.primitives import epilogue_product as epilogue_primitive
 from jax_tcgemm.primitives import ragged_dot as ragged_primitive
+from jax_tcgemm.primitives.tensor import contract, elementwise, reduce
 from jax_tcgemm.selection.roofline import peaks, roofline_seconds
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system.jax_internals import as_jaxpr, as_lowered, source_line

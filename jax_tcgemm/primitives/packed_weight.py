@@ -2,9 +2,10 @@
 
     out[*stacked, tile, i, k] = w[*stacked, k, 16 * tile + i]
 
-operands: the arrays of a packed weight, values, scales and, where there are such, zero_points and
-column_scales (problem/packed_weight.py). It has no derivatives, for these are bytes. Of stacked
-weights tiles lie one after the other, as those of one do, so that they are one problem.
+The operands are the arrays of a packed weight: values, scales and, if there are such, zero_points
+and column_scales (problem/operands/packed_weight.py). It has no derivatives, since these are bytes.
+Tiles of stacked weights lie one after the other, as those of one weight do, so that they are one
+problem.
 
 Parameters, all static: options, format (of the weight) and dtype (of the result).
 """
@@ -23,8 +24,8 @@ from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.rules import moved, same_varying
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, SCALE_DTYPE_NAMES
-from jax_tcgemm.problem.packed import PackedProblem
-from jax_tcgemm.problem.packed_weight import TILE, PackedFormat, PackedWeight
+from jax_tcgemm.problem.operands.packed import PackedProblem
+from jax_tcgemm.problem.operands.packed_weight import TILE, PackedFormat, PackedWeight
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system.jax_internals import ad, batching, like, xla, zero_tangent
 

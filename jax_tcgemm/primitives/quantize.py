@@ -24,7 +24,7 @@ from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.rules import moved, same_varying
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
-from jax_tcgemm.problem.quantize import QuantizeProblem, form_of
+from jax_tcgemm.problem.operands.quantize import QuantizeProblem, form_of
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system.jax_internals import batching, strong_type, xla
 

@@ -12,8 +12,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import MAX_EXTENT, accumulator_dtype
-from jax_tcgemm.problem.packed_weight import PackedWeight
-from jax_tcgemm.problem.quantized import is_quantized
+from jax_tcgemm.problem.operands.packed_weight import PackedWeight
+from jax_tcgemm.problem.operands.quantized import is_quantized
 from jax_tcgemm.selection import check_names
 from jax_tcgemm.sharding.layout import canonical_spec
 from jax_tcgemm.system.invariance import invariance

@@ -110,9 +110,17 @@ def newton_schulz(
       >>> bool(values.min() > 0.65), bool(values.max() < 1.25)
       (True, True)
     """
-    how = {"steps": steps, "coefficients": coefficients, "dtype": dtype, "eps": eps}
-    how |= {"form": form, "precision": precision, "implementation": implementation}
-    return newton_schulz_of_equal([g], **how)[0]
+    (result,) = newton_schulz_of_equal(
+        [g],
+        steps=steps,
+        coefficients=coefficients,
+        dtype=dtype,
+        eps=eps,
+        form=form,
+        precision=precision,
+        implementation=implementation,
+    )
+    return result
 
 
 def newton_schulz_of_equal(

@@ -15,8 +15,8 @@ from jax_tcgemm.primitives.epilogue_product import bare_product
 from jax_tcgemm.primitives.ragged_dot import take_rows
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.layers import gate_and_up
-from jax_tcgemm.problem.packed_weight import VERSION, PackedWeight
-from jax_tcgemm.problem.quantized import QuantizedArray, dequantized, spread
+from jax_tcgemm.problem.operands.packed_weight import VERSION, PackedWeight
+from jax_tcgemm.problem.operands.quantized import QuantizedArray, dequantized, spread
 from jax_tcgemm.products import epilogue as epilogues
 from jax_tcgemm.products.arguments import canonical_sharding
 

@@ -20,9 +20,8 @@ from jax_tcgemm.primitives.encodings.block_scaled import BlockScaled, is_exact_i
 from jax_tcgemm.problem.call_options import CallOptions, Provenance
 from jax_tcgemm.problem.dtypes import FLOAT8, wide_dtype
 from jax_tcgemm.problem.layers import Layer, gate_and_up, rounded_dtype
-from jax_tcgemm.problem.packed_weight import PackedWeight
-from jax_tcgemm.problem.precision import canonical_precision, of_dequantized
-from jax_tcgemm.problem.quantized import (
+from jax_tcgemm.problem.operands.packed_weight import PackedWeight
+from jax_tcgemm.problem.operands.quantized import (
     QuantizedArray,
     dequantized,
     dequantized_dtype,
@@ -30,6 +29,7 @@ from jax_tcgemm.problem.quantized import (
     spread,
     spread_along,
 )
+from jax_tcgemm.problem.precision import canonical_precision, of_dequantized
 from jax_tcgemm.products import epilogue as unquantized
 from jax_tcgemm.products import packed
 from jax_tcgemm.products.arguments import as_array, as_floating, canonical_sharding

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tcgemm.primitives.encodings.block_scaled import BlockScaled, is_exact_in_bfloat16
-from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.dtypes import FLOAT8
 from jax_tcgemm.problem.layers import Layer
+from jax_tcgemm.problem.operands.block_scales import BlockScales
 from jax_tcgemm.problem.precision import canonical_precision
 from jax_tcgemm.products.arguments import (
     ShapeError,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tcgemm.problem.packed_weight import FLOAT8_NAMES, PackedWeight
+from jax_tcgemm.problem.operands.packed_weight import FLOAT8_NAMES, PackedWeight
 from jax_tcgemm.products.arguments import as_floating, check_flag
 from jax_tcgemm.quantization.pack import pack
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tcgemm.problem.packed_weight import GROUP_SIZES, PackedWeight, group_size_within
+from jax_tcgemm.problem.operands.packed_weight import GROUP_SIZES, PackedWeight, group_size_within
 from jax_tcgemm.quantization import formats
 from jax_tcgemm.quantization.float4_checkpoints import compressed_float4
 from jax_tcgemm.quantization.pack import pack

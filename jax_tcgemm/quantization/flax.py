@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jax_tcgemm.primitives.quantize import quantize
 from jax_tcgemm.problem.call_options import CallOptions
-from jax_tcgemm.problem.quantized import QuantizedArray
+from jax_tcgemm.problem.operands.quantized import QuantizedArray
 from jax_tcgemm.quantization.fp8_dot_general import (
     How,
     as_rows,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tcgemm.problem.packed_weight import PackedWeight
+from jax_tcgemm.problem.operands.packed_weight import PackedWeight
 from jax_tcgemm.products.arguments import check_flag
 from jax_tcgemm.quantization import formats
 from jax_tcgemm.quantization.pack import pack

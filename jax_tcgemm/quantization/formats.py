@@ -18,7 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tcgemm.problem.dtypes import MAX_EXTENT
-from jax_tcgemm.problem.packed_weight import ELEMENT_DTYPES, FLOAT8_NAMES, WIDE_SCALE_DTYPES
+from jax_tcgemm.problem.operands.packed_weight import (
+    ELEMENT_DTYPES,
+    FLOAT8_NAMES,
+    WIDE_SCALE_DTYPES,
+)
 from jax_tcgemm.products.arguments import as_array
 from jax_tcgemm.quantization.safetensors_file import SafetensorsFile
 

@@ -13,8 +13,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax_tcgemm.problem.activations import canonical_activation
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.layers import Layer, activated, pull_back
+from jax_tcgemm.problem.operands.quantized import QuantizedArray, spread_along
 from jax_tcgemm.problem.precision import canonical_precision
-from jax_tcgemm.problem.quantized import QuantizedArray, spread_along
 from jax_tcgemm.products.arguments import as_array, as_floating, check_addend, promoted_dtype
 from jax_tcgemm.products.mlp import checked_params
 from jax_tcgemm.products.quantized import with_epilogue

@@ -10,8 +10,8 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_tcgemm.problem.activations import canonical_activation
+from jax_tcgemm.problem.operands.quantized import QuantizedArray
 from jax_tcgemm.problem.precision import canonical_precision
-from jax_tcgemm.problem.quantized import QuantizedArray
 from jax_tcgemm.products.arguments import as_floating, promoted_dtype
 from jax_tcgemm.products.ragged.gated_ragged_linear import gated_ragged_linear
 from jax_tcgemm.products.ragged.ragged_dot import ragged_dot

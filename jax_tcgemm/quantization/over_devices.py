@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Sequence
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_tcgemm.problem.quantized import QuantizedArray
+from jax_tcgemm.problem.operands.quantized import QuantizedArray
 from jax_tcgemm.sharding import shardings
 from jax_tcgemm.sharding.layout import canonical_spec
 from jax_tcgemm.sharding.partitioning import resharded

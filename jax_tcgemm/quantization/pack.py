@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tcgemm.problem.packed_weight import (
+from jax_tcgemm.problem.operands.packed_weight import (
     E2M1,
     ELEMENT_DTYPES,
     FLOAT8_NAMES,

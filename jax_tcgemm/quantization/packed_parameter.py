@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from opt_einsum import parser
 
-from jax_tcgemm.problem.packed_weight import (
+from jax_tcgemm.problem.operands.packed_weight import (
     ELEMENT_DTYPES,
     TILE,
     WIDE_SCALE_DTYPES,

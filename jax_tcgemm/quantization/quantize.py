@@ -12,8 +12,8 @@ from jax import lax
 from jax_tcgemm.device.quantize import scales_of
 from jax_tcgemm.primitives import quantize as primitive
 from jax_tcgemm.problem.dtypes import FLOAT8
-from jax_tcgemm.problem.quantize import form_of
-from jax_tcgemm.problem.quantized import QuantizedArray, dequantized, is_quantized, spread
+from jax_tcgemm.problem.operands.quantize import form_of
+from jax_tcgemm.problem.operands.quantized import QuantizedArray, dequantized, is_quantized, spread
 from jax_tcgemm.products.arguments import (
     as_floating,
     call_options,

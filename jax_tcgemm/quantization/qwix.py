@@ -21,7 +21,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from jax_tcgemm.problem.dtypes import FLOAT8
-from jax_tcgemm.problem.quantized import is_quantized
+from jax_tcgemm.problem.operands.quantized import is_quantized
 from jax_tcgemm.products.dot_general import dot_general
 from jax_tcgemm.products.ragged.ragged_dot import ragged_dot, ragged_dot_general
 from jax_tcgemm.quantization import packed_parameter

@@ -18,7 +18,7 @@ import math
 from typing import NamedTuple
 
 from jax_tcgemm.problem.gemm import Problem
-from jax_tcgemm.problem.operation import Operation
+from jax_tcgemm.problem.tensor.operation import Operation
 from jax_tcgemm.selection.choice import Choice
 from jax_tcgemm.selection.devices import Device
 from jax_tcgemm.selection.ranking import ranked

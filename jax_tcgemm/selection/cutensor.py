@@ -3,8 +3,8 @@
 import functools
 
 from jax_tcgemm.problem.compute_types import CONTRACTION_COMPUTE
-from jax_tcgemm.problem.modes import MAX_MODES
-from jax_tcgemm.problem.operation import Operation
+from jax_tcgemm.problem.tensor.modes import MAX_MODES
+from jax_tcgemm.problem.tensor.operation import Operation
 from jax_tcgemm.system import modules
 
 INSTALL = "pip install 'jax_tcgemm[cutensor]'"

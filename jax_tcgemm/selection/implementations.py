@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jax_tcgemm.kernels import Instance
-from jax_tcgemm.problem.blas import BlasProblem
+from jax_tcgemm.problem.blas.problem import BlasProblem
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.gemm import Problem
-from jax_tcgemm.problem.packed import PackedProblem
-from jax_tcgemm.problem.quantize import QuantizeProblem
+from jax_tcgemm.problem.operands.packed import PackedProblem
+from jax_tcgemm.problem.operands.quantize import QuantizeProblem
 from jax_tcgemm.problem.ragged import RaggedProblem
 from jax_tcgemm.problem.rows import RowsProblem
 from jax_tcgemm.problem.split import SplitProblem

@@ -10,8 +10,8 @@ import dataclasses
 from jax_tcgemm.kernels import Instance
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
-from jax_tcgemm.problem.operation import Operation
-from jax_tcgemm.problem.tensor_folding import fold_permutation, fold_reduction
+from jax_tcgemm.problem.tensor.folding import fold_permutation, fold_reduction
+from jax_tcgemm.problem.tensor.operation import Operation
 from jax_tcgemm.selection import contraction_cost, cutensor
 from jax_tcgemm.selection.choice import Choice
 from jax_tcgemm.selection.contraction_cost import AsProduct

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Sequence
 
 from jax_tcgemm.problem.gemm import Problem
-from jax_tcgemm.problem.packed import PackedProblem
+from jax_tcgemm.problem.operands.packed import PackedProblem
 from jax_tcgemm.selection import implementations, rules, tables, tiny_batches, xla_forms
 from jax_tcgemm.selection.cost_model import coverage, library_cost, prediction
 from jax_tcgemm.selection.cost_model.calibration import calibration_of

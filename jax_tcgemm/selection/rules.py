@@ -3,10 +3,10 @@
 import math
 import sys
 
-from jax_tcgemm.problem.blas import BlasProblem
-from jax_tcgemm.problem.blas_call import DEFAULT_OPTIONS
+from jax_tcgemm.problem.blas.call import DEFAULT_OPTIONS
+from jax_tcgemm.problem.blas.problem import BlasProblem
 from jax_tcgemm.problem.dtypes import DTYPES
-from jax_tcgemm.problem.packed import PackedProblem
+from jax_tcgemm.problem.operands.packed import PackedProblem
 from jax_tcgemm.problem.ragged import RaggedProblem
 from jax_tcgemm.selection.configs import (
     PackedConfig,

@@ -2,10 +2,10 @@
 
 import jax
 
-from jax_tcgemm.primitives import contract as primitive
-from jax_tcgemm.problem import modes, operators
+from jax_tcgemm.primitives.tensor import contract as primitive
 from jax_tcgemm.problem.compute_types import CONTRACTION_COMPUTE, check_compute_type
 from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.problem.tensor import modes, operators
 from jax_tcgemm.products.arguments import call_options, canonical_sharding
 from jax_tcgemm.tensor import arguments
 

@@ -6,9 +6,9 @@ import opt_einsum
 from jax import lax
 from opt_einsum import parser
 
-from jax_tcgemm.primitives import contract as primitive
-from jax_tcgemm.problem.operation import dot_dimensions
+from jax_tcgemm.primitives.tensor import contract as primitive
 from jax_tcgemm.problem.precision import canonical_precision
+from jax_tcgemm.problem.tensor.operation import dot_dimensions
 from jax_tcgemm.products import quantized
 from jax_tcgemm.products.arguments import (
     call_options,

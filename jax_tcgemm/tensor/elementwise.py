@@ -2,9 +2,9 @@
 
 import jax
 
-from jax_tcgemm.primitives import elementwise as primitive
-from jax_tcgemm.problem import modes, operators
+from jax_tcgemm.primitives.tensor import elementwise as primitive
 from jax_tcgemm.problem.compute_types import ELEMENTWISE_COMPUTE, check_compute_type
+from jax_tcgemm.problem.tensor import modes, operators
 from jax_tcgemm.products.arguments import call_options
 from jax_tcgemm.tensor import arguments
 

@@ -14,7 +14,7 @@ from random_arrays import draw, widened
 import jax_tcgemm
 from jax_tcgemm import tensor
 from jax_tcgemm.problem.compute_types import CONTRACTION_COMPUTE
-from jax_tcgemm.problem.operators import BINARY, UNARY
+from jax_tcgemm.problem.tensor.operators import BINARY, UNARY
 from jax_tcgemm.selection import cutensor as library
 from jax_tcgemm.system import modules
 

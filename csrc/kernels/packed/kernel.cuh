@@ -4,7 +4,7 @@
 //
 // The product is transposed, D^T = w^T X^T by mma.m16n8k16: the weight is the instruction's A, 16 columns of it at a
 // time, converted in registers, and eight rows of X are its B. K is permuted alike in both, so that a lane's
-// integers, and its numbers of X, are 16 neighboring bytes each (problem/packed_weight.py).
+// integers, and its numbers of X, are 16 neighboring bytes each (problem/operands/packed_weight.py).
 //
 // A block has `columns` columns and 8 * kTokenBlocks rows of X. Each of its warps has 32 of the columns, and of every
 // stage 128 rows of the weight; stages come by cp.async, a lane's own integers to where it reads them itself.

@@ -1,5 +1,5 @@
-// X as wide_kernel.cuh wants it: k in the order of a packed weight (problem/packed_weight.py), by which two neighbors
-// move together inside of 32, and as many as fill chunks of 64, with zeros.
+// X as wide_kernel.cuh wants it: k in the order of a packed weight (problem/operands/packed_weight.py), by which two
+// neighbors move together inside of 32, and as many as fill chunks of 64, with zeros.
 //
 //   where the weight's  k = 32 b + 8 c + 4 s + 2 h + e  lies:  32 b + 16 s + 8 h + 2 c + e
 //   and of 8-bit floats                                        32 b + 16 s + 4 c + 2 e + h

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_tcgemm
-from jax_tcgemm.bench.functions import ELEMENTWISE
 from jax_tcgemm.bench.random_problems.problem import (
     Problem,
     Random,
@@ -19,6 +18,7 @@ from jax_tcgemm.bench.random_problems.problem import (
     struct,
     tolerance_of,
 )
+from jax_tcgemm.bench.workloads.functions import ELEMENTWISE
 
 _NUMPY_ACTIVATIONS = {
     "relu": lambda z: np.maximum(z, 0),

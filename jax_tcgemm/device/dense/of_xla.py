@@ -13,8 +13,8 @@ from jax_tcgemm.device.dense.operands import in_dtype
 from jax_tcgemm.device.dense.plan import Plan
 from jax_tcgemm.device.dense.product import Product, layout_of
 from jax_tcgemm.problem.dtypes import wide_dtype
-from jax_tcgemm.problem.operation import exchanges_operands
 from jax_tcgemm.problem.precision import for_xla
+from jax_tcgemm.problem.tensor.operation import exchanges_operands
 from jax_tcgemm.selection import xla_forms
 
 

@@ -27,12 +27,12 @@ from jax_tcgemm.device.fusion.results import Made, stored
 from jax_tcgemm.device.fusion.unfused_times import UnfusedTimes, unfused_times
 from jax_tcgemm.epilogues import InexpressibleError, emit
 from jax_tcgemm.epilogues.concatenation import split_concatenated_results
-from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.epilogue import Epilogue
 from jax_tcgemm.problem.function import Function
 from jax_tcgemm.problem.gemm import Problem
 from jax_tcgemm.problem.layers import library_epilogue, scaling_of
+from jax_tcgemm.problem.operands.block_scales import BlockScales
 from jax_tcgemm.problem.precision import Numerics
 
 

@@ -15,8 +15,8 @@ from jax_tcgemm.device import grouped
 from jax_tcgemm.device.call import call
 from jax_tcgemm.device.fusion.fused import Plan
 from jax_tcgemm.device.fusion.grouped_epilogue import Folded, GroupedProduct
-from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.dtypes import DTYPES
+from jax_tcgemm.problem.operands.block_scales import BlockScales
 
 # A row of an operand begins on 16 bytes.
 _TOKENS_AT_ONCE = 16

@@ -20,9 +20,9 @@ from jax_tcgemm.device.fusion.fused import FusibleProduct, Plan, out_dtype_of
 from jax_tcgemm.device.fusion.levels import Levels, placed_function, strides_of
 from jax_tcgemm.device.fusion.results import carried, stored
 from jax_tcgemm.epilogues import InexpressibleError, emit
-from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPES
+from jax_tcgemm.problem.operands.block_scales import BlockScales
 from jax_tcgemm.problem.precision import Numerics
 from jax_tcgemm.problem.ragged import RaggedProblem
 

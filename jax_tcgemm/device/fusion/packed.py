@@ -24,8 +24,8 @@ from jax_tcgemm.epilogues import InexpressibleError, emit
 from jax_tcgemm.epilogues.concatenation import split_concatenated_results
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
-from jax_tcgemm.problem.packed import PackedProblem
-from jax_tcgemm.problem.packed_weight import (
+from jax_tcgemm.problem.operands.packed import PackedProblem
+from jax_tcgemm.problem.operands.packed_weight import (
     TILE,
     PackedFormat,
     PackedWeight,

@@ -17,7 +17,7 @@ from jax_tcgemm.primitives.blas.multilinear import (
     times,
 )
 from jax_tcgemm.primitives.blas.primitive import blas_p
-from jax_tcgemm.problem.blas_call import Call, band_index
+from jax_tcgemm.problem.blas.call import Call, band_index
 from jax_tcgemm.system.jax_internals import ad
 
 _FLIPPED = {"N": "T", "T": "N"}

@@ -9,7 +9,7 @@ from jax import lax
 
 from jax_tcgemm.device import blas_reference as reference
 from jax_tcgemm.primitives.blas.primitive import bind
-from jax_tcgemm.problem.blas_call import Call, Operands, scale_dtype
+from jax_tcgemm.problem.blas.call import Call, Operands, scale_dtype
 from jax_tcgemm.system.jax_internals import ad
 
 

@@ -14,8 +14,8 @@ from jax.extend import core
 from jax_tcgemm.device import blas, blas_reference
 from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.rules import same_varying
-from jax_tcgemm.problem.blas import BlasProblem
-from jax_tcgemm.problem.blas_call import Call
+from jax_tcgemm.problem.blas.call import Call
+from jax_tcgemm.problem.blas.problem import BlasProblem
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system.jax_internals import batching, strong_type, xla
 

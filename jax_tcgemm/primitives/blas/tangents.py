@@ -18,7 +18,7 @@ from jax_tcgemm.primitives.blas.multilinear import (
     times,
 )
 from jax_tcgemm.primitives.blas.primitive import bind, blas_p
-from jax_tcgemm.problem.blas_call import Call
+from jax_tcgemm.problem.blas.call import Call
 from jax_tcgemm.system.jax_internals import ad, zero_tangent
 
 

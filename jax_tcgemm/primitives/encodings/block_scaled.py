@@ -24,9 +24,9 @@ from jax_tcgemm.primitives import functions
 from jax_tcgemm.primitives.encodings import Batched, Encoding, Instead, Names
 from jax_tcgemm.primitives.encodings.plain import Plain
 from jax_tcgemm.primitives.rules import moved
-from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.layers import gate_and_up
+from jax_tcgemm.problem.operands.block_scales import BlockScales
 from jax_tcgemm.problem.precision import of_block_scales, of_dequantized
 
 

@@ -10,7 +10,7 @@ The operands are:
 
 - x of shape (*rows, k), grouped (m, k), of float16, bfloat16 or float8_e4m3fn;
 - with float8_e4m3fn, the per-row scales of x in float32, of shape (*rows);
-- the arrays of the packed weight (problem/packed_weight.py);
+- the arrays of the packed weight (problem/operands/packed_weight.py);
 - grouped, group_sizes (s,) and group_offset (1,), as for `tcgemm_ragged_dot`.
 
 In a gated product, the columns of the weight are (2, n). Rows that belong to no group have the
@@ -47,7 +47,7 @@ from jax_tcgemm.primitives.rules import moved, same_varying
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
 from jax_tcgemm.problem.layers import gate_and_up
-from jax_tcgemm.problem.packed_weight import TILE, PackedFormat, PackedWeight
+from jax_tcgemm.problem.operands.packed_weight import TILE, PackedFormat, PackedWeight
 from jax_tcgemm.sharding import partitioning, ragged_division
 
 # With more rows than this, on average over the groups, the weight is dequantized to memory once,

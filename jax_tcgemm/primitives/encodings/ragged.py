@@ -23,8 +23,8 @@ from jax_tcgemm.primitives.encodings import Batched, Names
 from jax_tcgemm.primitives.encodings.grouped import Grouped
 from jax_tcgemm.primitives.encodings.rows_of_groups import RowsOfGroups, padded
 from jax_tcgemm.primitives.rules import is_moving
-from jax_tcgemm.problem.block_scales import BlockScales
 from jax_tcgemm.problem.dtypes import accumulator_dtype
+from jax_tcgemm.problem.operands.block_scales import BlockScales
 from jax_tcgemm.sharding import ragged_division, shardings
 
 

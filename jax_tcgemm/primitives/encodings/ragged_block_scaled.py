@@ -17,9 +17,9 @@ from jax_tcgemm.primitives import functions
 from jax_tcgemm.primitives.encodings import Batched
 from jax_tcgemm.primitives.encodings.block_scaled import dequantized
 from jax_tcgemm.primitives.encodings.ragged import Ragged, RaggedOperands, side_by_side
-from jax_tcgemm.problem.block_scales import BlockScales
+from jax_tcgemm.problem.operands.block_scales import BlockScales
+from jax_tcgemm.problem.operands.quantized import spread_along
 from jax_tcgemm.problem.precision import of_dequantized
-from jax_tcgemm.problem.quantized import spread_along
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from jax_tcgemm.primitives import functions
 from jax_tcgemm.primitives import ragged_dot as plain
 from jax_tcgemm.primitives.encodings import Batched, Encoding, Names
 from jax_tcgemm.primitives.encodings.block_scaled import dequantized
-from jax_tcgemm.problem.block_scales import BlockScales
+from jax_tcgemm.problem.operands.block_scales import BlockScales
 from jax_tcgemm.problem.precision import of_block_scales, of_dequantized
 
 

@@ -11,8 +11,8 @@ from jax_tcgemm.primitives.epilogue_product import bare_product
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import FLOAT8
 from jax_tcgemm.problem.layers import Layer, rounded_dtype
+from jax_tcgemm.problem.operands.quantized import spread, spread_along
 from jax_tcgemm.problem.precision import canonical_precision
-from jax_tcgemm.problem.quantized import spread, spread_along
 from jax_tcgemm.products import epilogue as unquantized
 from jax_tcgemm.products import packed
 from jax_tcgemm.products.quantized import (

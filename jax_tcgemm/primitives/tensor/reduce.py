@@ -18,12 +18,12 @@ from jax.extend import core
 
 from jax_tcgemm.device import tensor
 from jax_tcgemm.device import tensor_reference as reference
-from jax_tcgemm.primitives import tensor_lowering
 from jax_tcgemm.primitives.rules import moved, same_varying, type_of
-from jax_tcgemm.problem import modes as mode_names
+from jax_tcgemm.primitives.tensor import lowering as tensor_lowering
 from jax_tcgemm.problem.call_options import CallOptions
-from jax_tcgemm.problem.operation import Operation
-from jax_tcgemm.problem.operators import scaled
+from jax_tcgemm.problem.tensor import modes as mode_names
+from jax_tcgemm.problem.tensor.operation import Operation
+from jax_tcgemm.problem.tensor.operators import scaled
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system.jax_internals import ad, batching, xla
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from jax_tcgemm.problem.blas_call import Call, batch_shape, flops
+from jax_tcgemm.problem.blas.call import Call, batch_shape, flops
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES, MAX_EXTENT
 
 # Workspace in bytes that PyTorch and XLA give to cuBLAS's products.

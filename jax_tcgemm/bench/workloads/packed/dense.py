@@ -26,9 +26,9 @@ import jax.numpy as jnp
 
 import jax_tcgemm
 from jax_tcgemm.bench import reference
-from jax_tcgemm.bench.packed_formats import WeightFormat, weight_formats
 from jax_tcgemm.bench.suites import DTYPES
 from jax_tcgemm.bench.workload import Workload, check_keys, listed
+from jax_tcgemm.bench.workloads.packed.formats import WeightFormat, weight_formats
 
 
 def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:

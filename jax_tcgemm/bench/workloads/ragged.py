@@ -26,9 +26,10 @@ import numpy as np
 from jax import lax
 
 import jax_tcgemm
-from jax_tcgemm.bench import experts, reference
-from jax_tcgemm.bench.grouped import Computation, Grouped, workload
+from jax_tcgemm.bench import reference
 from jax_tcgemm.bench.workload import Workload, check_keys, check_value, listed
+from jax_tcgemm.bench.workloads import experts
+from jax_tcgemm.bench.workloads.grouped import Computation, Grouped, workload
 
 _KINDS = ("forward", "lhs_gradient", "rhs_gradient")
 _KEYS = ("tokens", "groups", "n", "k")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tcgemm.problem.gemm import ScaleStrides
-from jax_tcgemm.problem.quantized import repeated
+from jax_tcgemm.problem.operands.quantized import repeated
 
 # More than a tile has: fewer are read from few lines however they lie.
 _MANY_ROWS = 256

@@ -190,7 +190,7 @@ class PackedWeight:
     `jax.lax.scan`.
 
     Attributes:
-      values: the integers; jax_tcgemm/problem/packed_weight.py describes the layout.
+      values: the integers; jax_tcgemm/problem/operands/packed_weight.py describes the layout.
       scales: bytes of the scales.
       zero_points: bytes of the zero points, or None.
       order: None, or for each packed row its row in the weight, where the rows of a group are not

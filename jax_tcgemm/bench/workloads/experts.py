@@ -1,4 +1,4 @@
-"""Workloads of an expert layer other than grouped products alone, which bench/ragged.py has.
+"""Workloads of an expert layer other than grouped products alone, which ragged.py has.
 
 The peer is the same expression by XLA.
 """
@@ -14,7 +14,7 @@ from jax import lax
 
 import jax_tcgemm
 from jax_tcgemm.bench import reference
-from jax_tcgemm.bench.grouped import Computation, Grouped
+from jax_tcgemm.bench.workloads.grouped import Computation, Grouped
 
 _PER_TOKEN = 2
 

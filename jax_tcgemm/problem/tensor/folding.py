@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from jax_tcgemm.problem.modes import Modes
-from jax_tcgemm.problem.operation import Operation
+from jax_tcgemm.problem.tensor.modes import Modes
+from jax_tcgemm.problem.tensor.operation import Operation
 
 _MAX_BATCH_MODES = 4
 

@@ -26,10 +26,10 @@ from jax import lax
 
 import jax_tcgemm
 from jax_tcgemm.bench import reference
-from jax_tcgemm.bench.grouped import Grouped
-from jax_tcgemm.bench.ragged import group_sizes
 from jax_tcgemm.bench.suites import DTYPES
 from jax_tcgemm.bench.workload import Workload, check_keys, check_value, listed
+from jax_tcgemm.bench.workloads.grouped import Grouped
+from jax_tcgemm.bench.workloads.ragged import group_sizes
 
 _GROUP = 128
 

@@ -22,10 +22,10 @@ import numpy as np
 from jax import lax
 
 import jax_tcgemm
-from jax_tcgemm.bench.grouped import Grouped
-from jax_tcgemm.bench.ragged import group_sizes
 from jax_tcgemm.bench.reference import random
 from jax_tcgemm.bench.workload import Workload, check_keys, listed
+from jax_tcgemm.bench.workloads.grouped import Grouped
+from jax_tcgemm.bench.workloads.ragged import group_sizes
 
 _KEYS = ("tokens", "groups", "k", "j")
 _RECIPES = ("current", "block128")

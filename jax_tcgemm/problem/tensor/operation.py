@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from jax_tcgemm.problem.dtypes import DTYPE_NAMES
-from jax_tcgemm.problem.modes import Modes, letters
+from jax_tcgemm.problem.tensor.modes import Modes, letters
 
 # The roles of the operands (A, B, C) in order; an optional C comes last.
 _ROLES = {

@@ -29,10 +29,10 @@ import jax.numpy as jnp
 from jax import lax
 
 import jax_tcgemm
-from jax_tcgemm.bench.grouped import Grouped
-from jax_tcgemm.bench.ragged import group_sizes
 from jax_tcgemm.bench.reference import random, rows_of_groups, sums_of_groups
 from jax_tcgemm.bench.workload import Workload, check_keys, check_value, listed
+from jax_tcgemm.bench.workloads.grouped import Grouped
+from jax_tcgemm.bench.workloads.ragged import group_sizes
 
 _KEYS = ("tokens", "groups", "n", "k", "scaling")
 _DEPTH = {"rows": None, "blocks": 128}

@@ -24,10 +24,10 @@ from jax import lax
 
 import jax_tcgemm
 from jax_tcgemm.bench import reference
-from jax_tcgemm.bench.grouped import Grouped
-from jax_tcgemm.bench.packed_formats import WeightFormat, weight_formats
-from jax_tcgemm.bench.ragged import group_sizes
 from jax_tcgemm.bench.workload import Workload, check_keys, listed
+from jax_tcgemm.bench.workloads.grouped import Grouped
+from jax_tcgemm.bench.workloads.packed.formats import WeightFormat, weight_formats
+from jax_tcgemm.bench.workloads.ragged import group_sizes
 
 
 def workloads(suite: str, group: dict, dtype: str) -> Iterable[Workload]:

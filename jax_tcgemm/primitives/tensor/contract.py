@@ -20,12 +20,13 @@ from jax.extend import core
 from jax.extend.core.primitives import dot_general_p, transpose_p
 
 from jax_tcgemm.device import tensor
-from jax_tcgemm.primitives import lowering, tensor_lowering
+from jax_tcgemm.primitives import lowering
 from jax_tcgemm.primitives.rules import bilinear_series, moved, same_varying
-from jax_tcgemm.problem import modes as mode_names
+from jax_tcgemm.primitives.tensor import lowering as tensor_lowering
 from jax_tcgemm.problem.call_options import CallOptions
-from jax_tcgemm.problem.operation import Operation, dot_dimensions
-from jax_tcgemm.problem.operators import scaled
+from jax_tcgemm.problem.tensor import modes as mode_names
+from jax_tcgemm.problem.tensor.operation import Operation, dot_dimensions
+from jax_tcgemm.problem.tensor.operators import scaled
 from jax_tcgemm.sharding import partitioning, shardings
 from jax_tcgemm.system.jax_internals import ad, batching, register_jet, xla, zero_tangent
 

@@ -1,0 +1,1 @@
+"""Workloads of the benchmark: one module for each `workload` of a suite."""

@@ -1,0 +1,1 @@
+"""Primitives of tensor operations, which cuTENSOR runs."""

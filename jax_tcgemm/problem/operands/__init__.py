@@ -1,0 +1,1 @@
+"""Operands that are quantized: their encodings, scales and layouts."""

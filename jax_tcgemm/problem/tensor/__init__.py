@@ -1,0 +1,1 @@
+"""Problems of tensor contractions, reductions and elementwise operations."""
