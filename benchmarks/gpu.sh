@@ -55,11 +55,15 @@ for each in $steps; do
     # XLA's search among Triton's kernels takes minutes for each of its dense expansions.
     XLA_FLAGS=--xla_gpu_enable_triton_gemm=false bench moe 300 --suite moe
     bench quantize 120 --suite quantize
+    bench scaled 400 --suite scaled,block_formats
+    bench symmetric 120 --suite symmetric
     bench blas 200 --suite blas
     bench tensor 300 --suite einsum,tensor
     ;;
   examples)
     step train_gpt 300 python3 examples/train_gpt.py --size 100m --stock --accelerate --out "$out/train_gpt"
+    step train_gpt-muon 200 python3 examples/train_gpt.py --size 100m --stock --accelerate --optimizer muon --steps 100 \
+      --out "$out/train_gpt-muon"
     step train_moe 300 python3 examples/train_moe.py --size 100m --out "$out/train_moe"
     ;;
   devices)
