@@ -102,11 +102,11 @@ def _sanitizer_reason(config) -> str:
 
 
 # What touches JAX where it may change: transformations, lowering, export, sharding, `patch`, what
-# is not public, libraries on top, the documentation. `-m surface` runs these, and so does CI with
-# the oldest JAX supported, where each must be quick.
+# is not public, libraries on top. `-m surface` runs these, and so does CI with the oldest JAX
+# supported, where each must be quick.
 SURFACE = re.compile(
     r"tests/test_(transformations|blas_transformations|tensor_rules|lowering|tensor_lowering|export|patch"
-    r"|patch_transformations|jax_internals|sharding\w*|out_sharding|libraries|docs|accelerate)\.py::"
+    r"|patch_transformations|jax_internals|sharding\w*|out_sharding|libraries|accelerate)\.py::"
 )
 
 

@@ -136,6 +136,7 @@ def implementations() -> dict[str, list[str]]:
     return {name: configs for name, configs in found if name != "simt_batched"}
 
 
+@functools.cache
 def split_base(config: str) -> str:
     """The config whose kernel this one runs with K split, as its suffix says; else ""."""
     parsed = parse_or_none(config)
