@@ -110,10 +110,8 @@ SURFACE = re.compile(
 )
 
 
-# By default a test runs one in fifteen of its cases, and at least two, or one with -m surface;
-# --all-cases runs all.
-_LEAST_CASES = 2
-_LEAST_SURFACE_CASES = 1
+# By default a test runs one in so many of its cases; --all-cases runs all.
+_ONE_IN = 15
 _RUNS_ALL = "all_cases", "gpu", "sanitizer", "emulated_all", "compiled_all", "fuzz"
 
 
@@ -134,9 +132,8 @@ def _unasked(config, items) -> list:
         if not any(map(item.get_closest_marker, _RUNS_ALL)):
             cases[item.nodeid.partition("[")[0]].append(item)
     unasked, is_surface = [], "surface" in config.option.markexpr
-    least = _LEAST_SURFACE_CASES if is_surface else _LEAST_CASES
     for same in cases.values():
-        count = max(least, math.ceil(len(same) / 15))
+        count = math.ceil(len(same) / _ONE_IN)
         same.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
         unasked += same[:-count] if is_surface else same[count:]
     return unasked
