@@ -464,7 +464,9 @@ def train(
         "device": device,
         "jax": jax.__version__,
         "products": [f"{c.problem}: {c.implementation}/{c.config}" for c in explanation],
-        "accelerated": [f"{c.implementation}/{c.config}: {c.why}" for x in others for c in x],
+        "accelerated": [
+            without_folders(f"{c.implementation}/{c.config}: {c.why}") for x in others for c in x
+        ],
         "trainings": {
             t.name: {
                 "losses": t.losses,
@@ -487,6 +489,13 @@ def train(
             console.print(f"{name}: {found['count']} {collective} a step, {megabytes} on a device")
     console.print(f"wrote {out / 'record.json'} and {out / 'loss.png'}", soft_wrap=True)
     return record
+
+
+def without_folders(text: str) -> str:
+    """Paths of this example and of installed packages without the folders of this machine."""
+    for folder in (pathlib.Path(__file__).resolve().parents[1], sysconfig.get_path("purelib")):
+        text = text.replace(f"{folder}/", "")
+    return text
 
 
 def plot(trainings: list[Training], path: pathlib.Path) -> None:

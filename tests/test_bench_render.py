@@ -27,6 +27,12 @@ def checkout(tmp_path):
     return tmp_path
 
 
+def test_committed_records_name_no_folder_of_a_machine():
+    for path in (REPOSITORY / "benchmarks/results").iterdir():
+        found = re.search(r"(?<![\w./])/(?:[\w.+-]+/)+[\w.+-]+", path.read_text())
+        assert found is None, f"{path.name} names {found[0]}"
+
+
 def test_suites_of_configs_are_not_in_the_table_of_suites(checkout):
     path = checkout / "benchmarks/results/b.jsonl"
     configs = [make_record(suite="packed_configs", m=m) for m in (1, 16)]

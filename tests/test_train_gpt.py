@@ -28,6 +28,7 @@ def test_trains_as_stock_flax_does(example, tmp_path, monkeypatch):
     )
     assert json.loads((tmp_path / "record.json").read_text()) == record
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert any("at examples/train_gpt.py:" in why for why in record["accelerated"])
     names = ["jax_tcgemm", "stock Flax", "stock Flax, accelerated", "fused loss"]
     assert list(record["trainings"]) == names
     ours, stock, accelerated, fused = (t["losses"] for t in record["trainings"].values())
