@@ -7,14 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from block_formats import E2M1, E8M0, FORMATS, of_format
+from block_formats import E2M1, E4M3, E5M2, E8M0, FORMATS, exact, of_format
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_tcgemm
 from jax_tcgemm.problem.operands.block_scales import BlockScales
-
-E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 
 
 def draw(seed, *shape, dtype=E4M3):
@@ -23,10 +21,6 @@ def draw(seed, *shape, dtype=E4M3):
 
 def positive(seed, *shape):
     return jnp.exp(jax.random.normal(jax.random.key(seed), shape))
-
-
-def exact(x):
-    return np.asarray(x).astype(np.float64)
 
 
 def spread(scales, shape, block):

@@ -247,6 +247,11 @@ WRONG = {
         TypeError,
         "must have one dtype, or both be floats of 8 or 4 bits",
     ),
+    "scales of truth values": (
+        {"lhs_scales": np.ones((8, 2), bool)},
+        TypeError,
+        "lhs_scales must be of a real floating-point dtype",
+    ),
     "truth values": ({"rhs": jnp.ones((8, 16), bool)}, TypeError, "rhs must have a real dtype"),
     "integers": ({"preferred_element_type": int}, TypeError, "must be a real floating-point dtype"),
     "no such name": ({"implementation": "magic"}, ValueError, "implementation must be one of"),

@@ -120,12 +120,11 @@ def scaled_matmul(
             f"{preferred_element_type=}; convert the result"
         )
     _check_operands(op, lhs, rhs)
-    is_exact = all(
-        is_exact_in_bfloat16(x.dtype, getattr(scales, "dtype", np.float32))
-        for x, scales in ((lhs, lhs_scales), (rhs, rhs_scales))
-    )
     lhs_scales, lhs_block = _checked_scales(op, "lhs", lhs, lhs_scales, lhs_block)
     rhs_scales, rhs_block = _checked_scales(op, "rhs", rhs, rhs_scales, rhs_block)
+    is_exact = is_exact_in_bfloat16(lhs.dtype, lhs_scales.dtype)
+    is_exact &= is_exact_in_bfloat16(rhs.dtype, rhs_scales.dtype)
+    lhs_scales, rhs_scales = lhs_scales.astype(jnp.float32), rhs_scales.astype(jnp.float32)
     num_batch = rhs.ndim - 2
     if any(scales.ndim and scales.shape[-1] > 1 for scales in (lhs_scales, rhs_scales)):
         blocks, precision = (lhs_block, rhs_block), canonical_precision(op, precision)
@@ -191,7 +190,7 @@ def _check_operands(op: str, lhs: jax.Array, rhs: jax.Array) -> None:
 
 
 def _checked_scales(op: str, name: str, x: jax.Array, scales, block):
-    """Check the scales of an operand; return them in float32, and their block shape."""
+    """Check the scales of an operand; return them as an array, and their block shape."""
     what = f"{name}_scales"
     scales = as_array(op, what, scales)
     if not jnp.issubdtype(scales.dtype, jnp.floating):
@@ -206,7 +205,6 @@ def _checked_scales(op: str, name: str, x: jax.Array, scales, block):
             f"{op}: {name}_block must be None or the two extents of a block of rows and of K, got "
             f"{name}_block={block!r}; (1, 128) is a scale for each 128 elements of a row"
         )
-    scales = scales.astype(jnp.float32)
     if scales.ndim == 0:
         return scales, (max(rows, 1), max(depth, 1))
     fits = scales.ndim == x.ndim
