@@ -90,7 +90,9 @@ class Case:
         shape = (*experts, groups, self.n)
         scale = rng.uniform(0.25, 4, shape) * rng.choice([-1, 1], shape)
         if self.scale == "f8e8m0fnu":
-            scale = 2.0 ** rng.integers(-2, 3, shape)
+            scale = 2.0 ** rng.integers(-2, 2, shape)
+            if self.x == "bf16":  # Columns of every second pair of tiles have large scales.
+                scale[..., np.arange(self.n) // 32 % 2 == 1] *= 2.0**16
         zero_point = None
         if self.zeros:
             zero_point = rng.integers(coding.least, coding.largest + 2, shape)
@@ -278,6 +280,9 @@ _FORMATS = (
     {"group": None, "zeros": True},
     {"group": 64, "qtype": "nf4", "scale": "f32"},
     {"group": 32, "qtype": "nf4", "x": "f16"},
+    {"group": 32, "qtype": "float4_e2m1fn", "scale": "f8e8m0fnu"},
+    {"group": 16, "qtype": "float4_e2m1fn", "scale": "f8e4m3fn", "columns": True},
+    {"group": 32, "qtype": "float8_e4m3fn", "scale": "f8e8m0fnu"},
     {"group": 128, "x": "f8e4m3fn"},
     {"group": 32, "zeros": True, "scale": "f32", "x": "f8e4m3fn"},
     {"group": None, "qtype": "uint4", "x": "f8e4m3fn"},

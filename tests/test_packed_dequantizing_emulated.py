@@ -71,13 +71,15 @@ def test_products(machine, config, case):
 
 
 KERNEL, BLOCK = "kernels/packed/dequantizing_kernel.cuh", "kernels/packed/wide_block.cuh"
+FRAGMENTS = "kernels/packed/fragments.cuh"
 
 MISTAKES = [
     Mistake(KERNEL, "stages_not_awaited", case=SPLIT, finds="wrong|deadlock"),
     Mistake(KERNEL, "registers_not_fenced", case=SPLIT, finds="no wgmma.fence has handed over"),
     Mistake(KERNEL, "blocks_of_k_exchanged", "x + (kBlockK * sizeof(X) >> 4)", "x", SPLIT),
     Mistake(KERNEL, "steps_exchanged", "x + step * (32 >> 4)", "x + (1 - step) * 2", SPLIT),
-    Mistake(KERNEL, "scales_of_columns_exchanged", "p % 2", "1 - p % 2", SPLIT),
+    Mistake(FRAGMENTS, "scales_of_fragments_exchanged", "p % 2", "1 - p % 2", SPLIT),
+    Mistake(KERNEL, "headroom_not_removed", case=FP4),
     Mistake(KERNEL, "chunks_exchanged", "block * kChunkBytes", "(1 - block) * kChunkBytes", BYTES),
     Mistake(KERNEL, "halves_of_a_chunk_exchanged", "block * 8", "(1 - block) * 8", SPLIT),
     Mistake(KERNEL, "group_of_another_block", "group", "0", TABLE),

@@ -39,6 +39,7 @@ CASES = [
     ("128x2_c1", Case(5, 80, 544, 32, "float8_e5m2", scale="f8e8m0fnu")),
     ("64x4_c1", Case(20, 112, 264, None, "float8_e5m2", scale="f32", x="f16")),
     # Those of the mistakes below.
+    ("64x4_c1", Case(3, 112, 544, 32, "float4_e2m1fn", scale="f8e8m0fnu")),
     ("128x2_c1", Case(3, 48, 512, 128, "float8_e4m3fn")),
     ("128x2_c2", Case(9, 176, 1040, 16, "float4_e2m1fn", scale="f8e4m3fn", columns=True)),
     ("128x2_c2", Case(11, 200, 1600, 64, "int4", zeros=True)),
@@ -96,7 +97,7 @@ def test_weights(machine, case):
 
 KERNEL, FRAGMENTS = "kernels/packed/kernel.cuh", "kernels/packed/fragments.cuh"
 SUMS = "kernels/packed/sums.cuh"
-FP8, FP4, SPLIT, TABLE, BYTES = CASES[-5:]
+POWERS, FP8, FP4, SPLIT, TABLE, BYTES = CASES[-6:]
 
 MISTAKES = [
     Mistake(KERNEL, "stages_not_awaited", "kStages - 2", "kStages - 1", SPLIT),
@@ -118,9 +119,13 @@ MISTAKES = [
     Mistake(FRAGMENTS, "zero_of_eight_bits", "!kIsMiddle", "kIsMiddle", BYTES),
     Mistake(FRAGMENTS, "byte_of_the_table", "9", "17", TABLE),
     Mistake(KERNEL, "first_group_of_a_block", "lane_ % 4 / 2", "0", FP4),
-    Mistake(KERNEL, "scales_of_fragments_exchanged", "p % 2", "1 - p % 2", FP4),
-    Mistake(FRAGMENTS, "magnitudes_of_float4", "kShift - 4 * p", "kShift - 4", FP4),
-    Mistake(FRAGMENTS, "signs_of_float4", "12 - 4 * p", "8", FP4),
+    Mistake(FRAGMENTS, "scales_of_fragments_exchanged", "p % 2", "1 - p % 2", POWERS),
+    Mistake(FRAGMENTS, "factors_of_fragments_exchanged", "p % 2", "1 - p % 2", FP4),
+    Mistake(FRAGMENTS, "exponent_of_a_power", "kExponent", "kExponent - 1", POWERS),
+    Mistake(FRAGMENTS, "largest_power", "& four", "& ~four", POWERS),
+    Mistake(KERNEL, "headroom_not_removed", case=FP4),
+    Mistake(FRAGMENTS, "magnitudes_of_float4", "6", "5", FP4),
+    Mistake(FRAGMENTS, "split_pairs_of_float4", "14 : 7", "7 : 14", FP4),
     Mistake(FRAGMENTS, "mantissa_of_float8", "10 : 7", "10 : 6", FP8),
     Mistake(FRAGMENTS, "signs_of_float8", "word << 8", "word", FP8),
     Mistake(FRAGMENTS, "column_scales_exchanged", "i % 4 < 2", "i % 4 >= 2", FP4),

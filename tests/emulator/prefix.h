@@ -93,6 +93,7 @@ inline unsigned __ballot_sync(unsigned mask, bool predicate) {
   });
   return vote.taken;
 }
+inline bool __any_sync(unsigned mask, bool predicate) { return __ballot_sync(mask, predicate) != 0; }
 
 template <typename T>
 T __ldcg(const T* address) {

@@ -28,8 +28,7 @@ class DequantizingBlock : public WideBlock<Config, Weight, X, Epilogue> {
   using Base::kBlocks, Base::kConsumerWarps, Base::kCount, Base::kGeometry, Base::kGroups, Base::kChunks, Base::kRowK,
       Base::kStageK, Base::kStages, Base::kTile;
   using typename Base::Scale;
-  static constexpr int kSteps = 2;  // instructions for a block of K
-  using Fragments = uint32_t[kSteps][4];
+  using Scales = ScalesOf<Weight, X>;
   // Whether a thread of the first consumer warp is the producer.
   static constexpr bool kLoadsItself = kTile.producer_threads() == 0;
   static_assert(kTile.dequantizes && sizeof(X) == 2, "x has 16 bits");
@@ -50,6 +49,7 @@ class DequantizingBlock : public WideBlock<Config, Weight, X, Epilogue> {
     }
     float accumulators[kCount];
     multiply(accumulators);
+    remove_headroom<Scales>(accumulators);  // mutant: headroom_not_removed
     Base::scale_columns(accumulators);
     Base::finish(accumulators);
   }
@@ -57,7 +57,7 @@ class DequantizingBlock : public WideBlock<Config, Weight, X, Epilogue> {
  private:
   // Scales and subtrahends of this lane's two columns of a tile, g and g + 8.
   struct Columns {
-    ColumnScale<X, Scale> scales[2];
+    Scales scales;
     uint32_t zeros[2];
   };
 
@@ -146,13 +146,7 @@ class DequantizingBlock : public WideBlock<Config, Weight, X, Epilogue> {
       ptx::ld_shared_v2_u32(words[0], words[1], values + block * 8);  // mutant: halves_of_a_chunk_exchanged
     }
     const Columns columns = Weight::kGroup == 0 ? whole : columns_of(stage, block);
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      convert_step<Weight, X>(words, step, columns.zeros, table(), fragments[step]);
-#pragma unroll
-      // mutant: scales_of_columns_exchanged
-      for (int p = 0; p < 4; ++p) fragments[step][p] = columns.scales[p % 2].multiply(fragments[step][p]);
-    }
+    columns.scales.dequantize(words, 0, columns.zeros, table(), fragments);
   }
 
   // Of the group that has a block of 32 of a stage's K.
@@ -162,7 +156,7 @@ class DequantizingBlock : public WideBlock<Config, Weight, X, Epilogue> {
     const int place = tile() * kGroups + group;                  // mutant: group_of_another_block
     Columns found;
     const uint32_t scales = (place * packed::kTile + lane_ / 4 * 2) * static_cast<uint32_t>(sizeof(Scale));
-    load_column_scales(stage + kGeometry.scales_offset() + scales, found.scales);
+    found.scales = load_fragment_scales<Scales, Scale>(stage + kGeometry.scales_offset() + scales);
     set_zeros(found);
     if constexpr (Weight::kZeroPoints) {
       // mutant: zeros_of_the_next_column
@@ -181,8 +175,8 @@ class DequantizingBlock : public WideBlock<Config, Weight, X, Epilogue> {
       // mutant: scales_of_the_next_tile
       const int64_t place = static_cast<int64_t>(weight_tile(tile())) * 8 + lane_ / 4;
       const auto* const scales = reinterpret_cast<const Scale*>(params_.scales) + place * 2;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) found.scales[r] = ColumnScale<X, Scale>(is_there ? scales[r] : Scale{});
+      const Scale both[2] = {is_there ? scales[0] : Scale{}, is_there ? scales[1] : Scale{}};
+      found.scales = Scales(both);
       if constexpr (Weight::kZeroPoints) {
         const auto* const zeros = reinterpret_cast<const uint32_t*>(params_.zero_points);
         subtrahends<Weight, X>(is_there ? zeros[place] : 0, found.zeros);

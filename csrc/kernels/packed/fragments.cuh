@@ -3,7 +3,7 @@
 // A word has a step's eight integers: of the rows g and g + 8 of A (r = 0, 1), of both halves of its 16 columns
 // (h = 0, 1), two neighbors (e = 0, 1). The pair p = 2h + r is A's register p.
 //
-//   4 bits   pair p at bits 4p and 16 + 4p; of a table at bits 8p and 8p + 4
+//   4 bits   pair p at bits 4p and 16 + 4p; of a table at bits 8p and 8p + 4; float4_e2m1fn: expand_float4
 //   8 bits   a word for each h: pair r at bits 8r and 16 + 8r
 //
 // An unsigned integer u becomes a float without conversion: in the low bits of 128 (bf16) or 1024 (f16) it is
@@ -87,53 +87,60 @@ __device__ __forceinline__ void convert_4_bits(uint32_t word, const uint32_t (&z
   for (int p = 0; p < 4; ++p) a[p] = subtract<X>(ptx::lop3_and_or(word >> 4 * p, 0x000F000Fu, kMagic), zeros[p % 2]);
 }
 
-// Four pairs of float4_e2m1fn, which lie as integers of 4 bits do: a sign and three bits of an exponent and a mantissa,
-// which are those of the same number times 2^-126 (bf16) or 2^-14 (f16).
+// The exponent bias of X less that of a float code. Floats of 4 and 8 bits are first expanded to X without adding it to
+// their exponents: they are then 2^-kBiasDifference of their values, subnormal ones too.
+template <PackedCode kCode, typename X>
+inline constexpr int kBiasDifference = (std::is_same_v<X, __half> ? 15 : 127) - (kCode == PackedCode::kE2M1   ? 1
+                                                                                 : kCode == PackedCode::kE4M3 ? 7
+                                                                                                              : 15);
+
+// A pair of the same power of two.
+template <typename X, int kExponent>
+inline constexpr uint32_t kPowers =
+    std::is_same_v<X, __half> ? (kExponent + 15) * 0x04000400u : (kExponent + 127) * 0x00800080u;
+
+__device__ __forceinline__ uint32_t rotate_right(uint32_t word, int bits) { return word >> bits | word << (32 - bits); }
+
+// Expands four pairs of float4_e2m1fn. problem/operands/packed_weight.py has the layout: three of a word's pairs are
+// one shift away from their places in a bfloat16; the bits of the fourth are in both of a block's words.
 template <typename X>
-__device__ __forceinline__ void convert_float4(uint32_t word, uint32_t (&a)[4]) {
-  constexpr bool kIsHalf = std::is_same_v<X, __half>;
-  constexpr uint32_t kMask = kIsHalf ? 0x0E000E00u : 0x01C001C0u, kFactor = kIsHalf ? 0x74007400u : 0x7E807E80u;
-  constexpr int kShift = kIsHalf ? 9 : 6;
+__device__ __forceinline__ void expand_float4(const uint32_t (&words)[4], int step, uint32_t (&a)[4]) {
+  constexpr uint32_t kSigns = 0x80008000u, kExponents = 0x01000100u, kRests = 0x00C000C0u;
+  constexpr uint32_t kAll = kSigns | kExponents | kRests;
+  const uint32_t own = words[step], first = words[step & ~1], second = words[step | 1];
+  const bool is_second = step % 2 == 1;
+  a[0] = own & kAll;
+  a[1] = rotate_right(own, 4) & kAll;
+  a[2] = own << 6 & kAll;  // mutant: magnitudes_of_float4
+  a[3] = ptx::lop3_and_or(rotate_right(first, is_second ? 6 : 5), kSigns | kExponents,
+                          rotate_right(second, is_second ? 14 : 7) & kRests);  // mutant: split_pairs_of_float4
+  if constexpr (std::is_same_v<X, __half>) {
 #pragma unroll
-  for (int p = 0; p < 4; ++p) {
-    // mutant: magnitudes_of_float4
-    const uint32_t magnitude = 4 * p <= kShift ? word << (kShift - 4 * p) : word >> (4 * p - kShift);
-    // mutant: signs_of_float4
-    const uint32_t bits = ptx::lop3_and_or(word << (12 - 4 * p), 0x80008000u, magnitude & kMask);
-    a[p] = multiply<X>(bits, kFactor);
+    for (uint32_t& pair : a) pair = ptx::lop3_and_or(pair, kSigns, (pair & ~kSigns) << 3);
   }
 }
 
-// Four pairs of float8_e4m3fn or float8_e5m2, which lie as integers of 8 bits do. The bits of an exponent and a
-// mantissa are those of the same number times 2^-120 (e4m3) or 2^-112 (e5m2) in bf16, and times 2^-8 or 1 in f16.
+// Expands four pairs of float8_e4m3fn or float8_e5m2, which have the layout of integers of 8 bits.
 template <typename X, bool kIsE4M3>
-__device__ __forceinline__ void convert_float8(const uint32_t (&words)[2], uint32_t (&a)[4]) {
-  constexpr bool kIsHalf = std::is_same_v<X, __half>;
-  constexpr int kMantissa = kIsE4M3 ? 3 : 2;              // bits
-  constexpr int kShift = (kIsHalf ? 10 : 7) - kMantissa;  // mutant: mantissa_of_float8
+__device__ __forceinline__ void expand_float8(const uint32_t (&words)[2], uint32_t (&a)[4]) {
+  constexpr int kMantissa = kIsE4M3 ? 3 : 2;                                // bits
+  constexpr int kShift = (std::is_same_v<X, __half> ? 10 : 7) - kMantissa;  // mutant: mantissa_of_float8
   constexpr uint32_t kMask = (0x7Fu << kShift) * 0x10001u;
-  constexpr uint32_t kFactor = kIsHalf ? 0x5C005C00u : kIsE4M3 ? 0x7B807B80u : 0x77807780u;
 #pragma unroll
   for (int p = 0; p < 4; ++p) {
     const uint32_t word = words[p / 2];  // of whose halves column g has the low byte, column g + 8 the high one
     const uint32_t magnitude = p % 2 == 0 ? word << kShift : word >> (8 - kShift);
     // mutant: signs_of_float8
     a[p] = ptx::lop3_and_or(p % 2 == 0 ? word << 8 : word, 0x80008000u, magnitude & kMask);
-    if constexpr (!kIsHalf || kIsE4M3) a[p] = multiply<X>(a[p], kFactor);
   }
 }
 
-// The value of a float of 4 or 8 bits.
+// The value of a float of 8 bits.
 template <PackedCode kCode>
-__device__ __forceinline__ float float_value(uint32_t bits) {
-  if constexpr (kCode == PackedCode::kE2M1) {
-    return __uint_as_float((bits & 8) << 28 | (bits & 7) << 22) * 0x1p126f;
-  } else if constexpr (kCode == PackedCode::kE4M3) {
-    return __uint_as_float((bits & 128) << 24 | (bits & 127) << 20) * 0x1p120f;
-  } else {
-    static_assert(kCode == PackedCode::kE5M2);
-    return __uint_as_float((bits & 128) << 24 | (bits & 127) << 21) * 0x1p112f;
-  }
+__device__ __forceinline__ float float8_value(uint32_t bits) {
+  constexpr int kShift = kCode == PackedCode::kE4M3 ? 20 : 21;
+  const float expanded = __uint_as_float((bits & 128) << 24 | (bits & 127) << kShift);
+  return expanded * (kCode == PackedCode::kE4M3 ? 0x1p120f : 0x1p112f);
 }
 
 // Of four integers t, one in each byte, t - 2^kBit, which is 16 - 2^kBit at most, as e4m3 of kFloat8Unit: its size and
@@ -241,6 +248,17 @@ __device__ __forceinline__ void subtrahends(uint32_t both, uint32_t (&zeros)[2])
   zeros[1] = subtrahend<X, Weight::kBits>(both >> 16);
 }
 
+// Expands four pairs of a float code.
+template <typename Weight, typename X>
+__device__ __forceinline__ void expand_step(const uint32_t (&words)[4], int step, uint32_t (&a)[4]) {
+  if constexpr (Weight::kBits == 4) {
+    expand_float4<X>(words, step, a);
+  } else {
+    const uint32_t pair[2] = {words[2 * step], words[2 * step + 1]};
+    expand_float8<X, Weight::kCode == PackedCode::kE4M3>(pair, a);
+  }
+}
+
 // Registers of A of an instruction, of all that a lane's 16 bytes hold.
 template <typename Weight, typename X>
 __device__ __forceinline__ void convert_step(const uint32_t (&words)[4], int step, const uint32_t (&zeros)[2],
@@ -251,13 +269,15 @@ __device__ __forceinline__ void convert_step(const uint32_t (&words)[4], int ste
     convert_4_to_8_bits<Weight::kZeroPoints, Weight::kZero>(pair, zeros, a);
   } else if constexpr (Weight::kHasTable) {
     look_up(words[step], table, a);
-  } else if constexpr (Weight::kCode == PackedCode::kE2M1) {
-    convert_float4<X>(words[step], a);
+  } else if constexpr (!Weight::kIsInteger) {
+    constexpr int kExponent = kBiasDifference<Weight::kCode, X>;
+    expand_step<Weight, X>(words, step, a);
+#pragma unroll
+    for (uint32_t& pair : a) {
+      if constexpr (kExponent > 0) pair = multiply<X>(pair, kPowers<X, kExponent>);
+    }
   } else if constexpr (Weight::kBits == 4) {
     convert_4_bits<X>(words[step], zeros, a);
-  } else if constexpr (!Weight::kIsInteger) {
-    const uint32_t pair[2] = {words[2 * step], words[2 * step + 1]};
-    convert_float8<X, Weight::kCode == PackedCode::kE4M3>(pair, a);
   } else {
     const uint32_t pair[2] = {words[2 * step], words[2 * step + 1]};
     convert_8_bits<X, !Weight::kZeroPoints && Weight::kZero == 128>(pair, zeros, a);
@@ -313,6 +333,9 @@ class ColumnScale {
     if constexpr (std::is_same_v<X, Scale>) {
       const Scale both[2] = {scale, scale};
       memcpy(&scale_, both, 4);
+    } else if constexpr (kIsOfX && std::is_same_v<Scale, ptx::E8M0>) {
+      // 2^-127 is a subnormal number, 255 stands for NaN.
+      scale_ = scale.bits == 0 ? 0x00400040u : scale.bits == 255 ? 0x7FC07FC0u : scale.bits * 0x00800080u;
     } else if constexpr (kIsOfX) {
       scale_ = pair_of<X>(float_of(scale), float_of(scale));
     } else {
@@ -334,13 +357,148 @@ class ColumnScale {
   std::conditional_t<kIsOfX, uint32_t, float> scale_;
 };
 
-// Of columns g and g + 8, from shared memory.
-template <typename X, typename Scale>
-__device__ __forceinline__ void load_column_scales(uint32_t address, ColumnScale<X, Scale> (&scales)[2]) {
+// Registers of A of the instructions for a block of K.
+inline constexpr int kSteps = 2;
+using Fragments = uint32_t[kSteps][4];
+
+// Scales of columns g and g + 8 of a group, which dequantize fragments.
+template <typename Weight, typename X>
+class FragmentScales {
+  using Scale = typename Weight::Scale;
+
+ public:
+  static constexpr int kHeadroom = 0;
+
+  FragmentScales() = default;
+  __device__ __forceinline__ explicit FragmentScales(const Scale (&both)[2])
+      : scales_{ColumnScale<X, Scale>(both[0]), ColumnScale<X, Scale>(both[1])} {}
+
+  // Dequantizes a block, whose first step is this one of a lane's 16 bytes.
+  __device__ __forceinline__ void dequantize(const uint32_t (&words)[4], int first_step, const uint32_t (&zeros)[2],
+                                             uint32_t table, Fragments& fragments) const {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      convert_step<Weight, X>(words, first_step + step, zeros, table, fragments[step]);
+#pragma unroll
+      // mutant: scales_of_fragments_exchanged
+      for (int p = 0; p < 4; ++p) fragments[step][p] = scales_[p % 2].multiply(fragments[step][p]);
+    }
+  }
+
+ private:
+  ColumnScale<X, Scale> scales_[2];
+};
+
+// Whether the multiplication by the scale also corrects the exponent bias. Scales of 8 bits allow that in bfloat16:
+// their products with a float code are exact.
+template <typename Weight, typename X>
+inline constexpr bool kHasRebiasingScales = !Weight::kIsInteger && !Weight::kHasTable &&
+                                            std::is_same_v<X, __nv_bfloat16> && sizeof(typename Weight::Scale) == 1;
+
+// Expands the fragments of a block of a float code.
+template <typename Weight, typename X>
+__device__ __forceinline__ void expand_block(const uint32_t (&words)[4], int first_step, Fragments& fragments) {
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) expand_step<Weight, X>(words, first_step + step, fragments[step]);
+}
+
+// Multiplies the pairs of columns g and g + 8 by the factors of these columns.
+__device__ __forceinline__ void multiply_fragments(Fragments& fragments, const uint32_t (&factors)[2]) {
+#pragma unroll
+  for (auto& step : fragments) {
+#pragma unroll
+    // mutant: factors_of_fragments_exchanged
+    for (int p = 0; p < 4; ++p) step[p] = multiply<__nv_bfloat16>(step[p], factors[p % 2]);
+  }
+}
+
+// Scales that are powers of two, times 2^kBiasDifference. Only for scales up to 2^(127 - kBiasDifference); the factors
+// of larger ones would be infinite.
+template <typename Weight>
+class RebiasingPowers {
+  static constexpr int kExponent = kBiasDifference<Weight::kCode, __nv_bfloat16>;
+
+ public:
+  RebiasingPowers() = default;
+  __device__ __forceinline__ explicit RebiasingPowers(const ptx::E8M0 (&both)[2])
+      : factors_{factor(both[0]), factor(both[1])} {}
+
+  // Return whether one of four scales is too large or NaN.
+  static __device__ __forceinline__ bool has_large(uint32_t four) {
+    constexpr uint32_t kAbove = (128 - (255 - kExponent) % 128) * 0x01010101u;
+    static_assert(255 - kExponent >= 128, "a scale that is too large has the highest bit");
+    return (((four & 0x7F7F7F7Fu) + kAbove) & four & 0x80808080u) != 0;  // mutant: largest_power
+  }
+
+  __device__ __forceinline__ void dequantize(const uint32_t (&words)[4], int first_step, const uint32_t (&)[2],
+                                             uint32_t, Fragments& fragments) const {
+    expand_block<Weight, __nv_bfloat16>(words, first_step, fragments);
+    multiply_fragments(fragments, factors_);
+  }
+
+ private:
+  static __device__ __forceinline__ uint32_t factor(ptx::E8M0 scale) {
+    return (scale.bits + kExponent) * 0x00800080u;  // mutant: exponent_of_a_power
+  }
+
+  uint32_t factors_[2];
+};
+
+// Scales that are float8_e4m3fn, times 2^(kBiasDifference - kHeadroom): without the headroom, the factor of 448 would
+// be infinite. remove_headroom multiplies the accumulators by 2^kHeadroom.
+template <typename Weight>
+class RebiasingFloats {
+  using X = __nv_bfloat16;
+  static constexpr int kExponent = kBiasDifference<Weight::kCode, X>;
+  static constexpr int kOfScale = kBiasDifference<PackedCode::kE4M3, X>;
+
+ public:
+  static constexpr int kHeadroom = 8;
+
+  RebiasingFloats() = default;
+  __device__ __forceinline__ explicit RebiasingFloats(const ptx::E4M3 (&both)[2]) {
+    const uint32_t codes = both[0].bits | both[1].bits << 16, magnitudes = codes & 0x007F007Fu;
+    const uint32_t expanded = ptx::lop3_and_or(codes << 8, 0x80008000u, magnitudes << 4);
+    uint32_t pair = multiply<X>(multiply<X>(expanded, kPowers<X, kOfScale>), kPowers<X, kExponent - kHeadroom>);
+    // Of all magnitudes, only NaN's plus 1 has the eighth bit.
+    const uint32_t is_nan = (magnitudes + 0x00010001u) & 0x00800080u;
+    pair |= is_nan * 0xFF;
+    factors_[0] = __byte_perm(pair, 0, 0x1010);
+    factors_[1] = __byte_perm(pair, 0, 0x3232);
+  }
+
+  __device__ __forceinline__ void dequantize(const uint32_t (&words)[4], int first_step, const uint32_t (&)[2],
+                                             uint32_t, Fragments& fragments) const {
+    expand_block<Weight, X>(words, first_step, fragments);
+    multiply_fragments(fragments, factors_);
+  }
+
+ private:
+  uint32_t factors_[2];
+};
+
+// The class of a weight's scales, for scales of any size.
+template <typename Weight, typename X>
+using ScalesOf = std::conditional_t<kHasRebiasingScales<Weight, X> && std::is_same_v<typename Weight::Scale, ptx::E4M3>,
+                                    RebiasingFloats<Weight>, FragmentScales<Weight, X>>;
+
+// From shared memory, where both are adjacent.
+template <typename Scales, typename Scale>
+__device__ __forceinline__ Scales load_fragment_scales(uint32_t address) {
   Scale both[2];
   load_both(address, both);
+  return Scales(both);
+}
+
+// Multiplies accumulators by 2^kHeadroom of the scales that dequantized the fragments.
+template <typename Scales, int kCount>
+__device__ __forceinline__ void remove_headroom(float (&accumulators)[kCount]) {
+  if constexpr (Scales::kHeadroom > 0) {
+    constexpr float kFactor = 1 << Scales::kHeadroom;
+    // By index: ptxas keeps more than 64 accumulators in local memory if the loop is over references.
 #pragma unroll
-  for (int r = 0; r < 2; ++r) scales[r] = ColumnScale<X, Scale>(both[r]);
+    for (int i = 0; i < kCount; ++i) accumulators[i] *= kFactor;
+  }
 }
 
 // Multiplies the accumulators of a tile of 16 columns by what they have a scale of, as the tensor core holds them: of

@@ -49,6 +49,10 @@ struct Format {
   int scale_bytes;
 
   constexpr bool has_table() const { return code == PackedCode::kTable; }
+  // Whether multiplication by the scale also corrects the exponent bias of bfloat16 fragments (fragments.cuh).
+  constexpr bool has_rebiasing_scales() const {
+    return scale_bytes == 1 && code != PackedCode::kInteger && code != PackedCode::kTable;
+  }
 };
 
 // Pairs of a table's values, a column of banks for each lane.
@@ -89,7 +93,10 @@ struct Geometry {
   constexpr int shared_bytes() const { return barrier_offset() + 16; }
 
   // Several groups of a stage are open or scaled at once, which takes registers.
-  constexpr bool has_small_groups() const { return format.group != 0 && format.group < kWarpK; }
+  constexpr bool has_small_groups() const {
+    const bool is_rebiased = format.group <= kBlockK && format.has_rebiasing_scales();
+    return format.group != 0 && format.group < kWarpK && !is_rebiased;
+  }
 
   // What registers must leave room for, where shared memory of sm_90 does.
   constexpr int blocks_per_sm() const {

@@ -8,9 +8,10 @@
 //
 // A block has `columns` columns and 8 * kTokenBlocks rows of X. Each of its warps has 32 of the columns, and of every
 // stage 128 rows of the weight; stages come by cp.async, a lane's own integers to where it reads them itself.
-// Accumulators of a group are kept apart, and are multiplied by its scale in float32. At the end the accumulators of
-// warps with the same columns are added up in order, through shared memory, and then those of the cluster's blocks,
-// which st.async sends to the one that stores them.
+// Accumulators of a group are kept apart, and are multiplied by its scale in float32; of MXFP4, NVFP4 and MXFP8
+// fragments are multiplied by it, exactly. At the end the accumulators of warps with the same columns are added up in
+// order, through shared memory, and then those of the cluster's blocks, which st.async sends to the one that stores
+// them.
 //
 // Shared memory: geometry.h. Barrier: 1 (the receiver's expect_tx) + the bytes of the other CTAs' accumulators.
 // Limits: rows of X must begin on 16 bytes, so that k is a multiple of 8.
@@ -55,6 +56,7 @@ template <typename Config, typename Weight, typename X, typename Epilogue>
 class Block {
  public:
   using Scale = typename Weight::Scale;
+  using Scales = ScalesOf<Weight, X>;
   static constexpr Tile kTile = Config::kTile;
   static constexpr Geometry kGeometry{kTile, Weight::kFormat};
   static constexpr int kTiles = Tile::kTilesPerWarp, kTokenBlocks = kTile.token_blocks;
@@ -106,11 +108,27 @@ class Block {
       ptx::cp_async_wait_group<kStages - 2>();  // mutant: stages_not_awaited
       __syncthreads();                          // mutant: stages_overwritten
       load(stage + kStages - 1, end, next);
-      multiply_stage(slot);
+      if constexpr (kHasPowers) {
+        // One branch a stage: a branch for each scale would keep instructions from being scheduled across it.
+        if (has_large_scale(slot)) {
+          multiply_stage<Scales>(slot);
+        } else {
+          multiply_stage<RebiasingPowers<Weight>>(slot);
+        }
+      } else {
+        multiply_stage<Scales>(slot);
+      }
       next = slot;
       slot = slot + 1 < kStages ? slot + 1 : 0;
     }
     if (Weight::kGroup == 0 && begin < end) scale_columns();
+    if constexpr (kScalesFragments) {
+#pragma unroll
+      for (auto& of_tile : acc_) {
+#pragma unroll
+        for (auto& acc : of_tile) remove_headroom<Scales>(acc);  // mutant: headroom_not_removed
+      }
+    }
     if (params_.column_scales != nullptr) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
@@ -217,6 +235,16 @@ class Block {
     }
   }
 
+  // Return whether one of this warp's scales in the stage is too large for RebiasingPowers. A lane tests four scales.
+  __device__ __forceinline__ bool has_large_scale(int slot) const {
+    constexpr int kTileWords = kWarpK / kBlockK * kTile16 / 4;
+    static_assert(!kHasPowers || kTileWords * kTiles == 32, "a word of scales for each lane");
+    const int place = group_place(lane_ / kTileWords, 0) * kTile16 + lane_ % kTileWords * 4;
+    const uint32_t four = ptx::ld_shared_u32(stage_address(slot) + kScalesOffset + place);
+    return __any_sync(0xFFFFFFFFu, RebiasingPowers<Weight>::has_large(four));
+  }
+
+  template <typename StageScales>
   __device__ __forceinline__ void multiply_stage(int slot) {
     const uint32_t stage = stage_address(slot);
     constexpr int kBlocksPerChunk = kWarpK / kChunks / kBlockK;
@@ -237,22 +265,24 @@ class Block {
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
           if (Weight::kGroup > 0 && block * kBlockK % group_size() == 0) begin_group(stage, block, t);
-          ColumnScale<X, Scale> scales[2];
-          if constexpr (kScalesFragments) load_column_scales(scales_address(stage, block, t), scales);
           const uint32_t words[4] = {integers[t].x, integers[t].y, integers[t].z, integers[t].w};
+          const uint32_t (&zeros)[2] = zeros_[Weight::kZeroPoints ? t : 0];
+          Fragments fragments;
+          if constexpr (kScalesFragments) {
+            const auto scales = load_fragment_scales<StageScales, Scale>(scales_address(stage, block, t));
+            scales.dequantize(words, i * kSteps, zeros, table(), fragments);
+          } else {
 #pragma unroll
-          for (int step = 0; step < 2; ++step) {
-            uint32_t a[4];
-            convert_step<Weight, X>(words, i * 2 + step, zeros_[Weight::kZeroPoints ? t : 0], table(), a);
-            if constexpr (kScalesFragments) {
-#pragma unroll
-              // mutant: scales_of_fragments_exchanged
-              for (int p = 0; p < 4; ++p) a[p] = scales[p % 2].multiply(a[p]);
+            for (int step = 0; step < kSteps; ++step) {
+              convert_step<Weight, X>(words, i * kSteps + step, zeros, table(), fragments[step]);
             }
+          }
+#pragma unroll
+          for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
             for (int j = 0; j < kTokenBlocks; ++j) {
               const uint32_t b[4] = {x[j].x, x[j].y, x[j].z, x[j].w};
-              multiply<X>(group_acc(t)[j], a, b[2 * step], b[2 * step + 1]);
+              multiply<X>(group_acc(t)[j], fragments[step], b[2 * step], b[2 * step + 1]);
             }
           }
           if (kHasGroupAcc && (block + 1) * kBlockK % group_size() == 0) end_group(stage, block, t);
@@ -261,9 +291,12 @@ class Block {
     }
   }
 
-  // Of 16 rows no instruction has one group alone: fragments are multiplied by scales. Of larger groups accumulators
-  // are.
-  static constexpr bool kScalesFragments = Weight::kGroup == 16;
+  // Whether fragments, not accumulators, are multiplied by scales: in groups of 16 rows, of which no instruction has
+  // one alone, and where the multiplication also corrects the exponent bias.
+  static constexpr bool kScalesFragments =
+      Weight::kGroup == 16 || (Weight::kGroup == kBlockK && kHasRebiasingScales<Weight, X>);
+  static constexpr bool kHasPowers =
+      Weight::kGroup == kBlockK && kHasRebiasingScales<Weight, X> && std::is_same_v<Scale, ptx::E8M0>;
   static constexpr bool kHasGroupAcc = Weight::kGroup > 0 && !kScalesFragments;
 
   // Not 0, so that nothing is divided by it where it is not meant.

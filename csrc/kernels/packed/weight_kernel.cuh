@@ -13,10 +13,31 @@
 
 namespace tcgemm::packed {
 
+// Element e of a pair of a step, as fragments.cuh orders them in a lane's 16 bytes, without its scale.
+template <int kBits, PackedCode kCode>
+__device__ __forceinline__ float value_of(const uint32_t (&words)[4], int step, int pair, int e, float zero,
+                                          const float* table) {
+  if constexpr (kCode == PackedCode::kE2M1) {
+    uint32_t expanded[4];
+    expand_float4<__nv_bfloat16>(words, step, expanded);
+    const uint32_t bits = e == 0 ? expanded[pair] << 16 : expanded[pair] & 0xFFFF0000u;
+    return __uint_as_float(bits) * 0x1p126f;
+  } else if constexpr (kCode == PackedCode::kTable) {
+    return table[words[step] >> (8 * pair + 4 * e) & 15];
+  } else {
+    uint32_t u;
+    if constexpr (kBits == 4) {
+      u = words[step] >> (4 * pair + 16 * e) & 15;
+    } else {
+      u = words[2 * step + pair / 2] >> (8 * (pair % 2) + 16 * e) & 255;
+    }
+    if constexpr (kCode == PackedCode::kInteger) return static_cast<float>(u) - zero;
+    if constexpr (kCode != PackedCode::kInteger) return float8_value<kCode>(u);
+  }
+}
+
 template <int kBits, int kCode, typename X, typename Scale>
 __global__ void __launch_bounds__(kWeightThreads) write_weight(const __grid_constant__ WeightParams params) {
-  constexpr PackedCode kOwnCode{kCode};
-  constexpr bool kTable = kOwnCode == PackedCode::kTable;
   constexpr int kChunkK = kBits == 4 ? 64 : 32;
   const int64_t chunk = (int64_t{blockIdx.x} * kWeightThreads + threadIdx.x) / 32;
   if (chunk >= params.num_chunks) return;
@@ -39,21 +60,8 @@ __global__ void __launch_bounds__(kWeightThreads) write_weight(const __grid_cons
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const int step = i / 4, half = i / 2 % 2, e = i % 2;
-        uint32_t u;
-        if constexpr (kBits == 4) {
-          const int pair = 2 * half + r;
-          u = words[2 * block + step] >> (kTable ? 8 * pair + 4 * e : 4 * pair + 16 * e) & 15;
-        } else {
-          u = words[2 * step + half] >> (8 * r + 16 * e) & 255;
-        }
-        float value;
-        if constexpr (kTable) {
-          value = params.table[u];
-        } else if constexpr (kOwnCode == PackedCode::kInteger) {
-          value = static_cast<float>(u) - zero;
-        } else {
-          value = float_value<kOwnCode>(u);
-        }
+        const float value =
+            value_of<kBits, PackedCode{kCode}>(words, kSteps * block + step, 2 * half + r, e, zero, params.table);
         numbers[i] = value * scale * column_scale;
       }
       store_vectors(numbers, static_cast<X*>(params.d) + (tile * kTile + r * 8 + g) * params.k + k);

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-VERSION = 1
+VERSION = 2
 TILE = 16
 CHUNK_BYTES = 512
 # Rows are padded to a multiple of this.
@@ -287,7 +287,10 @@ def _packed_values(u, form: PackedFormat):
     u = jnp.pad(u, ((0, periods * K_MULTIPLE - form.k), (0, tiles * TILE - form.n)))
     u = u.reshape(periods, 2, 4, 2, 2, 2, tiles, 2, 8)
     period, b, c, s, h, e, tile, r, g = range(9)
-    if form.coding.bits == 4:
+    if form.code == "float4_e2m1fn":
+        u = _words_of_float4(jnp.transpose(u, (tile, period, g, c, b, s, h, r, e)))
+        u = lax.bitcast_convert_type(u, jnp.uint8)
+    elif form.coding.bits == 4:
         # A 32-bit word is one MMA's fragment. Its nibbles are pairs of a0 to a3: 16 bits apart for
         # conversion of both at once, or adjacent for lookup of both in a table.
         nibbles = (h, r, e) if form.has_lookup else (e, h, r)
@@ -296,6 +299,51 @@ def _packed_values(u, form: PackedFormat):
     else:
         u = jnp.transpose(u, (tile, period, b, g, c, s, h, e, r))
     return u.reshape(tiles, chunks, CHUNK_BYTES)
+
+
+# A code of float4_e2m1fn as a bfloat16: the sign, and the lowest two bits of the exponent with the
+# highest one of the mantissa. In a word there is one such number in each half.
+_SIGN, _EXPONENT, _REST = map(np.uint32, (0x80008000, 0x01000100, 0x00C000C0))
+
+
+def _words_of_float4(u):
+    """Pack codes of shape (..., s, h, r, e) into words of shape (..., s).
+
+    Three of a word's four pairs of codes have their bits where a shift of the word puts them in
+    place. The bits that these leave free in both words are of the other two pairs: the
+    sign and highest bit of the exponent in the first word, the rest in the second.
+    """
+    placed = (u & 8).astype(jnp.uint32) << 12 | (u & 7).astype(jnp.uint32) << 6
+    pairs = placed[..., 0] | placed[..., 1] << 16
+    a = {(s, 2 * h + r): pairs[..., s, h, r] for s in (0, 1) for h in (0, 1) for r in (0, 1)}
+    first, second = (a[s, 0] | _rotated(a[s, 1], 4) | a[s, 2] >> 6 for s in (0, 1))
+    for s, left_of_first, left_of_second in _SPLIT_PAIRS:
+        first |= _rotated(a[s, 3] & (_SIGN | _EXPONENT), left_of_first)
+        second |= _rotated(a[s, 3] & _REST, left_of_second)
+    return jnp.stack((first, second), -1)
+
+
+def _float4_of_words(words):
+    """Return the codes of `_words_of_float4`."""
+    first, second = words[..., 0], words[..., 1]
+    a = {(s, p): 0 for s in (0, 1) for p in range(4)}
+    for s, own in enumerate((first, second)):
+        a[s, 0], a[s, 1], a[s, 2] = own, _rotated(own, 28), own << 6
+    for s, left_of_first, left_of_second in _SPLIT_PAIRS:
+        of_first = _rotated(first, 32 - left_of_first) & (_SIGN | _EXPONENT)
+        a[s, 3] = of_first | _rotated(second, 32 - left_of_second) & _REST
+    pairs = jnp.stack([jnp.stack([a[s, p] for p in range(4)], -1) for s in (0, 1)], -2)
+    placed = jnp.stack((pairs, pairs >> 16), -1)
+    u = (placed >> 12 & 8 | placed >> 6 & 7).astype(jnp.uint8)
+    return u.reshape(*words.shape, 2, 2, 2)
+
+
+# For the last pair of each MMA, by how much its bits are rotated to the left in both words.
+_SPLIT_PAIRS = (0, 5, 7), (1, 6, 14)
+
+
+def _rotated(word, left: int):
+    return word << left | word >> (32 - left)
 
 
 def _packed_factors(x):
@@ -325,7 +373,11 @@ def _dequantize(w: PackedWeight, dtype) -> jax.Array:
 def integers(values, form: PackedFormat) -> jax.Array:
     """Return the unsigned integers, of shape (k, tiles * 16)."""
     tiles, periods = values.shape[0], -(-form.k // K_MULTIPLE)
-    if form.coding.bits == 4:
+    if form.code == "float4_e2m1fn":
+        words = values.reshape(tiles, periods, 8, 4, 2, 2, 4)
+        u = _float4_of_words(lax.bitcast_convert_type(words, jnp.uint32))
+        tile, period, g, c, b, s, h, r, e = range(9)
+    elif form.coding.bits == 4:
         u = jnp.stack((values & 15, values >> 4), -1).reshape(tiles, periods, 8, 4, 2, 2, 2, 2, 2)
         tile, period, g, c, b, s, *nibbles = range(9)
         h, r, e = nibbles if form.has_lookup else (*nibbles[1:], nibbles[0])
