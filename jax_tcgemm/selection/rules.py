@@ -178,6 +178,8 @@ def _narrow_packed_us(problem: PackedProblem, num_sms: int, config: PackedConfig
     each = of_block / (_PACKED_RATES[rows] * problem.bits / 4)
     # Eight warps alone on an SM do not hide each other's latencies.
     each *= 1.16 if columns // 32 * warps_k * rounds < 16 else 1
+    # Conversion of floats keeps eight warps of two CTAs busier than sixteen of one (mxfp4, H200).
+    each *= 1.08 if columns // 32 * warps_k >= 16 and problem.code != "integer" else 1
     # Sixteen warps have few registers each for 32 rows.
     each *= 1.19 if columns // 32 * warps_k >= 16 and rows == 32 else 1
     # Start and end of a CTA, and the exchange of accumulators within a cluster.
