@@ -2,8 +2,8 @@
 
     pip install 'jax_tcgemm[test]'
     python examples/serve_moe.py                              # seconds on two CPU cores
-    python examples/serve_moe.py --size 20b --weights bf16    # a GPU with 60 GB
-    python examples/serve_moe.py --size 120b --batch 16       # a GPU with 80 GB
+    python examples/serve_moe.py --size 20b --weights mxfp4,bf16 --batch 1,16    # a GPU with 60 GB
+    python examples/serve_moe.py --size 120b --batch 16                          # a GPU with 80 GB
 
 The weights are random. As in gpt-oss, the experts are in MXFP4 and the other weights in bfloat16;
 no bfloat16 copy of the experts is made. `--weights bf16` dequantizes the same experts to bfloat16.
@@ -14,7 +14,9 @@ and the bytes of the weights.
 
 import dataclasses
 import functools
+import json
 import math
+import pathlib
 import time
 from typing import Annotated
 
@@ -157,6 +159,27 @@ def clipped_swiglu(gate, up, gate_bias, up_bias):
     return ((up + 1) * gate * jax.nn.sigmoid(SLOPE * gate)).astype(jnp.bfloat16)
 
 
+def sort_by_expert(experts, num_experts: int):
+    """Sort pairs of a token and an expert by expert, in a stable order.
+
+    Comparisons of all pairs are two kernels, where XLA sorts and counts in about ten; with
+    thousands of pairs, `jnp.argsort` and `jnp.bincount` are faster.
+
+    Args:
+      experts: expert of each pair, (pairs,).
+      num_experts: number of experts.
+
+    Returns:
+      The row of each pair, the pair of each row, and the number of rows of each expert.
+    """
+    pair = jnp.arange(experts.size)
+    is_same = experts == experts[:, None]
+    is_before = (experts < experts[:, None]) | (is_same & (pair < pair[:, None]))
+    row = jnp.sum(is_before, 1)
+    order = jnp.sum(jnp.where(row[:, None] == pair, pair[:, None], 0), 0)
+    return row, order, jnp.sum(experts[:, None] == jnp.arange(num_experts), 0)
+
+
 def mixture(size: Size, x, layer):
     """Sum of the chosen experts' outputs, weighted by the router."""
     logits = jax_tcgemm.linear(x, *layer["router"], preferred_element_type=jnp.float32)
@@ -164,9 +187,7 @@ def mixture(size: Size, x, layer):
     weights = jax.nn.softmax(chosen)
 
     # One row for each pair of a token and one of its experts, sorted by expert.
-    pairs = experts.ravel()
-    order = jnp.argsort(pairs, stable=True)
-    sizes = jnp.bincount(pairs, length=size.experts)
+    row, order, sizes = sort_by_expert(experts.ravel(), size.experts)
     hidden = jax_tcgemm.gated_ragged_linear(
         x,
         layer["up"],
@@ -176,9 +197,7 @@ def mixture(size: Size, x, layer):
         epilogue_operands=tuple(layer["up_bias"][:, i, None] for i in (0, 1)),
     )
     rows = jax_tcgemm.ragged_dot(hidden, layer["down"], sizes, bias=layer["down_bias"])
-
-    where = jnp.zeros_like(order).at[order].set(jnp.arange(order.size), unique_indices=True)
-    return jax_tcgemm.combine_rows(rows, where.reshape(weights.shape), weights, unique_indices=True)
+    return jax_tcgemm.combine_rows(rows, row.reshape(weights.shape), weights, unique_indices=True)
 
 
 def decode(size: Size, params, position, tokens, caches):
@@ -209,9 +228,8 @@ def generate(size: Size, params, tokens, steps: int):
     return generated, logits
 
 
-def serve(size: Size, weights: str, batch: int, steps: int, console: Console) -> dict:
+def serve(size: Size, params, weights: str, batch: int, steps: int, console: Console) -> dict:
     """Generate tokens, measure, and return what was generated beside the measurements."""
-    params = make_params(size, jax.random.key(0), weights)
     tokens = jnp.arange(batch) % size.vocabulary
     jax.block_until_ready(generate(size, params, tokens, steps))
     start = time.perf_counter()
@@ -232,17 +250,33 @@ def serve(size: Size, weights: str, batch: int, steps: int, console: Console) ->
 
 def main(
     size: Annotated[str, typer.Option(help=f"One of {', '.join(SIZES)}.")] = "tiny",
-    weights: Annotated[str, typer.Option(help=f"One of {', '.join(WEIGHTS)}.")] = "mxfp4",
-    batch: Annotated[int, typer.Option(help="Sequences that are generated at once.")] = 1,
+    weights: Annotated[
+        str, typer.Option(help=f"Of {', '.join(WEIGHTS)}, comma-separated.")
+    ] = "mxfp4",
+    batch: Annotated[
+        str, typer.Option(help="Sequences that are generated at once, comma-separated.")
+    ] = "1",
     steps: Annotated[int, typer.Option(help="Tokens of each sequence.")] = 64,
     layers: Annotated[
         int | None, typer.Option(help="Layers; those of the size if left out.")
     ] = None,
+    out: Annotated[pathlib.Path | None, typer.Option(help="Write a record to this file.")] = None,
 ):
     """Serve random experts in MXFP4 or bfloat16."""
-    shape = SIZES[size]
+    shape, console, measured = SIZES[size], Console(), []
     shape = dataclasses.replace(shape, layers=layers or shape.layers)
-    serve(shape, weights, batch, steps, Console())
+    for name in weights.split(","):
+        params = make_params(shape, jax.random.key(0), name)
+        for number in map(int, batch.split(",")):
+            served = serve(shape, params, name, number, steps, console)
+            own = {key: served[key] for key in ("tokens_per_second", "bytes")}
+            measured.append({"weights": name, "batch": number, **own})
+        del params
+    if out is not None:
+        device = jax.devices()[0].device_kind
+        record = {"size": size, "layers": shape.layers, "steps": steps, "measured": measured}
+        record |= {"device": device, "jax": jax.__version__}
+        out.write_text(json.dumps(record, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ def example(monkeypatch):
 
 def test_both_weights_have_the_same_tokens_and_logits(example):
     size, console = example.SIZES["tiny"], Console(quiet=True)
-    packed, wide = (example.serve(size, kind, 3, 4, console) for kind in ("mxfp4", "bf16"))
+    params = (example.make_params(size, jax.random.key(0), kind) for kind in ("mxfp4", "bf16"))
+    packed, wide = (example.serve(size, own, "", 3, 4, console) for own in params)
     np.testing.assert_array_equal(packed["tokens"], wide["tokens"])
     difference = np.linalg.norm(packed["logits"] - wide["logits"])
     assert 0.5 < np.std(wide["logits"]) < 2
