@@ -245,6 +245,13 @@ WHOLE_BATCHES = Call(
 # Two steps of matrices in a stage.
 RESIDUAL = Call(lambda acc, x: (acc * 2 + x,), (2, 256, 256), 1, (numbers((2, 256, 256), BF16),))
 HEAVY = Call(heavy, (256, 192), 0, (numbers((192,), F32),))
+# Tiles that reach past the product in both dimensions, as if they were inside it.
+EDGES = Call(
+    lambda acc, x, y, z, u: ((acc * x + y + z + u).astype(BF16),),
+    (200, 168),
+    0,
+    (*(numbers(*x) for x in (((200, 1), F32), ((168,), BF16), ((200, 168), BF16))), numbers((), F32)),
+)
 REDUCED = Call(reductions, (203, 173), 0, (numbers((173,), F32),))
 REDUCED_BATCHES = Call(reductions, (3, 64, 72), 1, (numbers((72,), F32),))
 SUMS = Call(sums, (2, 136, 184), 1, (numbers((2, 1, 184), F32),))
@@ -264,6 +271,8 @@ CALLS = {
 CALLS |= {
     "reduced batches": REDUCED_BATCHES,
     "heavy": HEAVY,
+    "edges": EDGES,
+    "heavy edges": dataclasses.replace(HEAVY, shape=(200, 168), operands=(numbers((168,), F32),)),
     "whole batches": WHOLE_BATCHES,
     "residual": RESIDUAL,
 }

@@ -252,12 +252,7 @@ MISTAKES = [
 ]
 FUNCTION, STORE = "epilogue/function.cuh", "kernels/wgmma/function_store.cuh"
 MISTAKES_OF_FUNCTIONS = [
-    Mistake(
-        FUNCTION,
-        "the_row_before_the_last",
-        "(along == Along::kM ? batch.m_end : params.n) - 1",
-        "(along == Along::kM ? batch.m_end : 1) - 2",
-    ),
+    Mistake(FUNCTION, "the_row_before_the_last", "end - count", "end - 2 * count"),
     Mistake(STORE, "a_part_is_left_out", "8 * kFirst", "8 * kFirst + 40"),
     Mistake(
         "kernels/wgmma/ragged_function.cuh",

@@ -157,10 +157,15 @@ template <Along along, bool kSwapped>
 inline constexpr bool kVariesAlong = kSwapped ? kVariesN<along> : kVariesM<along>;
 
 // Whether a tile that reaches past the product is treated as one inside it, and what is read past the last row or
-// column is that of the last one: of swapped tiles whose only result is stored by rows, which leaves out what is not
-// there.
-template <typename F, bool kSwapped>
-inline constexpr bool kReachesPast = kSwapped && F::kStoresRows && F::kNumResults == 1;
+// column is that of the last one: of functions whose only result is stored by rows, which leaves out what is not there.
+template <typename F>
+inline constexpr bool kReachesPast = F::kStoresRows && F::kNumResults == 1;
+
+// The first of so many neighbors on a line, all of which the line has.
+template <typename F>
+__device__ __forceinline__ int32_t within(int32_t first, int32_t end, int count = 1) {
+  return kReachesPast<F> ? min(first, end - count) : first;  // mutant: the_row_before_the_last
+}
 
 // Whether a read is of a scalar or of a vector that is read before the accumulators are complete.
 template <typename T, Along along>
@@ -209,8 +214,7 @@ class FunctionVectors {
         const FunctionParams::Read& read = params.reads[i];
         const T* data = batch.first<T>(read);
         const auto place = [&](int32_t x) {
-          // mutant: the_row_before_the_last
-          if constexpr (kReachesPast<F, kSwapped>) x = min(x, (along == Along::kM ? batch.m_end : params.n) - 1);
+          x = within<F>(x, along == Along::kM ? batch.m_end : params.n);
           return along == Along::kM ? row_offset(read, x) : x * read.n;
         };
         if constexpr (along == Along::kNothing) {
@@ -233,7 +237,7 @@ class FunctionVectors {
                                         ptx::ld_global<Bits>(data + place(across + first + 1))};
               vectors.pairs_[i][pair] = elementwise::bit_cast<Two<T>>(two);
             } else {
-              vectors.pairs_[i][pair] = ptx::ld_global<Two<T>>(data + across + first);
+              vectors.pairs_[i][pair] = ptx::ld_global<Two<T>>(data + within<F>(across + first, params.n, 2));
             }
           }
         }
@@ -386,18 +390,17 @@ class FunctionTile {
     } else if constexpr (kTogether<T> && along == Along::kBoth) {
       load_together<i>(read, data);
     } else if constexpr (kInPairs<i, T, along>) {
-      const T* pairs = data + across_ + pair();
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
-        // mutant: wrong_pair
-        if (group < groups_) reads_.values[i][group][0][0] = ptx::ld_global<Two<T>>(pairs + 8 * group);
+        const int32_t n = within<F>(across_ + pair() + 8 * group, params_.n, 2);  // mutant: wrong_pair
+        if (group < groups_) reads_.values[i][group][0][0] = ptx::ld_global<Two<T>>(data + n);
       }
     } else {
       visit<along>([&](int group, int half, int e) {
         int32_t m = row(group, half, e), n = column(group, half, e);
-        if constexpr (kWhole && kReachesPast<F, kSwapped>) {
-          m = min(m, batch_.m_end - 1);
-          n = min(n, params_.n - 1);
+        if constexpr (kWhole) {
+          m = within<F>(m, batch_.m_end);
+          n = within<F>(n, params_.n);
         }
         if (!kWhole && ((kVariesM<along> && m >= batch_.m_end) || (kVariesN<along> && n >= params_.n))) return;
         int64_t place = 0;
@@ -570,7 +573,8 @@ class FunctionTile {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       uint32_t words[2 * sizeof(T)] = {};
-      const T* source = data + row_offset(read, line_ + 8 * half) + group_column();  // mutant: wrong_half
+      const int32_t m = within<F>(line_ + 8 * half, batch_.m_end);  // mutant: wrong_half
+      const T* source = data + row_offset(read, m) + within<F>(group_column(), params_.n, 8);
       if (has_group()) {
         if constexpr (sizeof(T) == 1) {
           const uint64_t all = ptx::ld_global<uint64_t>(source);

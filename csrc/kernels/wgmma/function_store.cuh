@@ -35,9 +35,9 @@ class FunctionOfTile {
     const int32_t m_end = (kSwapped ? n_idx + 2 * kAccs : m_idx + 64 * kBlocksM);
     const int32_t n_end = (kSwapped ? m_idx + 64 * kBlocksM : n_idx + 2 * kAccs);  // mutant: wrong_end
     // mutant: whole_where_the_rows_of_all_groups_are
-    is_whole_ = m_end <= batch.m_end && n_end <= params.n && (kSwapped || params.in_eights) &&
-                (!Matrices::kHasAny || params.in_boxes);
-    if constexpr (kReachesPast) is_whole_ = n_idx < batch.m_end;
+    bool is_inside = m_end <= batch.m_end && n_end <= params.n;
+    if constexpr (kReachesPast) is_inside = !kSwapped || n_idx < batch.m_end;
+    is_whole_ = is_inside && (kSwapped || params.in_eights) && (!Matrices::kHasAny || params.in_boxes);
     if constexpr (kAtOnce) {
       if (!is_whole_) return;
       vectors_.load_all(params_, batch_, lane_, line_, across_);
@@ -65,7 +65,8 @@ class FunctionOfTile {
   static constexpr int kMostGroups = kSwapped ? 2 : 4, kPart = kGroups < kMostGroups ? kGroups : kMostGroups;
   static constexpr int kBlockParts = (kGroups + kPart - 1) / kPart, kNumParts = kBlocksM * kBlockParts;
   static constexpr bool kAtOnce = is_at_once<F>(kBlocksM * kAccs);
-  static constexpr bool kReachesPast = kAtOnce && epilogue::kReachesPast<F, kSwapped>;
+  // In turns, swapped tiles leave out the parts of which the product has nothing.
+  static constexpr bool kReachesPast = (kAtOnce || !kSwapped) && epilogue::kReachesPast<F>;
 
   using Vectors = epilogue::FunctionVectors<F, kSwapped, kBlocksM, kGroups>;
   // A part of the matrices that threads load takes so many registers. Parts whose loads are under way while one is
@@ -123,7 +124,7 @@ class FunctionOfTile {
       } else {
         // Of swapped tiles there may be many parts of which the product has nothing.
         // mutant: a_part_is_left_out
-        if (!kReachesPast || across_ + 8 * kFirst < batch_.m_end) run_part<kPartIdx>(acc, step);
+        if (!kSwapped || !kReachesPast || across_ + 8 * kFirst < batch_.m_end) run_part<kPartIdx>(acc, step);
       }
       run_from<kPartIdx + 1>(acc, boxes, step);
     }
