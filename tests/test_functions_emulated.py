@@ -250,7 +250,10 @@ EDGES = Call(
     lambda acc, x, y, z, u: ((acc * x + y + z + u).astype(BF16),),
     (200, 168),
     0,
-    (*(numbers(*x) for x in (((200, 1), F32), ((168,), BF16), ((200, 168), BF16))), numbers((), F32)),
+    (
+        *(numbers(*x) for x in (((200, 1), F32), ((168,), BF16), ((200, 168), BF16))),
+        numbers((), F32),
+    ),
 )
 REDUCED = Call(reductions, (203, 173), 0, (numbers((173,), F32),))
 REDUCED_BATCHES = Call(reductions, (3, 64, 72), 1, (numbers((72,), F32),))
@@ -424,6 +427,7 @@ def test_form(forms, monkeypatch, name, config):
 
 
 STORE, TILE = "kernels/wgmma/function_store.cuh", "epilogue/function.cuh"
+READS, REDUCTIONS = "epilogue/function_reads.cuh", "epilogue/reductions.cuh"
 BOXES = "kernels/wgmma/function_boxes.cuh"
 WMMA_KERNEL, WMMA_STORE = "kernels/wmma/tiled_kernel.cuh", "kernels/wmma/store.cuh"
 WMMA_SQUARE, WMMA_TALL, WMMA_WIDE = WMMA
@@ -433,22 +437,26 @@ MISTAKES = [
     Mistake(TILE, "not_bounded", "< batch_", "<= batch_", ODD),
     Mistake(TILE, "wrong_column", " + e", "", ODD),
     Mistake(TILE, "wrong_pair", "8", "4", HEAVY),
-    Mistake(TILE, "another_threads_vector", " + lane % 4", "", WHOLE),
+    Mistake(READS, "another_threads_vector", " + lane % 4", "", WHOLE),
     Mistake(TILE, "one_line_for_all", "kVariesAlong<along, kSwapped> ? half : ", "", WHOLE),
-    Mistake(TILE, "no_period", "period * read.m_outer", "0 * read.m_outer", STEPS),
+    Mistake(READS, "no_period", "period * read.m_outer", "0 * read.m_outer", STEPS),
     Mistake(TILE, "wrong_extent", "index.extent", "1", STEPS),
     Mistake(TILE, "one_of_two_neighbors", "1", "0", REDUCED),
     Mistake(TILE, "the_second_eight_alone", "combine<kind>(all, two)", "two", SUMS),
     Mistake(TILE, "the_first_eight_lines_alone", " + 1", "", (SUMS, TWO_BLOCKS)),
     Mistake(TILE, "eights_beside_each_other", " * kEights", "", SUMS),
     Mistake(
-        TILE, "half_of_eight_rows", "is_second ? values[i] : values[i + step]", "Value(0)", REDUCED
+        REDUCTIONS,
+        "half_of_eight_rows",
+        "is_second ? values[i] : values[i + step]",
+        "Value(0)",
+        REDUCED,
     ),
     Mistake(TILE, "outside_is_reduced", "group < groups_ &&", "true ||", REDUCED),
     Mistake(TILE, "wrong_eight", "kAlongM", "(2 * kAlongM)", REDUCED),
     Mistake(TILE, "wrong_place", "place % 2", "0", REDUCED),
-    Mistake(TILE, "maxima_from_0", "-elementwise::infinity<Value>()", "Value(0)", REDUCED),
-    Mistake(TILE, "batches_exchanged", "batch_idx - ", "", BATCHES),
+    Mistake(REDUCTIONS, "maxima_from_0", "-elementwise::infinity<Value>()", "Value(0)", REDUCED),
+    Mistake(READS, "batches_exchanged", "batch_idx - ", "", BATCHES),
     Mistake(TILE, "gate_for_up", "up", "acc", GATED_ODD),
     Mistake(STORE, "no_second_sum", "acc[block][kAccs + place]", "0", GATED_ODD),
     Mistake(STORE, "a_part_twice", "kPartIdx % kBlockParts * kPart * 4", "0", WHOLE),

@@ -250,7 +250,7 @@ MISTAKES = [
         MULTIPLY, "released_after_the_first_part", "column + kColumns >= kWidth", "true", PARTS
     ),
 ]
-FUNCTION, STORE = "epilogue/function.cuh", "kernels/wgmma/function_store.cuh"
+FUNCTION, STORE = "epilogue/function_reads.cuh", "kernels/wgmma/function_store.cuh"
 MISTAKES_OF_FUNCTIONS = [
     Mistake(FUNCTION, "the_row_before_the_last", "end - count", "end - 2 * count"),
     Mistake(STORE, "a_part_is_left_out", "8 * kFirst", "8 * kFirst + 40"),

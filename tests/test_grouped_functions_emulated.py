@@ -245,6 +245,7 @@ def test_compiles_without_faults(name, config):
 
 
 KERNEL, TILE = "kernels/wgmma/ragged_function.cuh", "epilogue/function.cuh"
+READS = "epilogue/function_reads.cuh"
 BLOCKS = "kernels/wgmma/ragged_store.cuh"
 STORE = "kernels/wgmma/function_store.cuh"
 FIRST, SECOND, _ = CONFIGS
@@ -260,9 +261,11 @@ MISTAKES = [
         ("everything", SECOND),
     ),
     Mistake(TILE, "columns_not_bounded", "n < params_.n", "n <= params_.n", ("everything", FIRST)),
-    Mistake(TILE, "operands_of_the_first_group", "inner(group)", "inner(0)", ("everything", FIRST)),
-    Mistake(TILE, "operands_of_the_first_entry", "outer(entry)", "outer(0)", ("batches", FIRST)),
-    Mistake(TILE, "results_of_the_first_entry", "idx(entry)", "idx(0)", ("batches", FIRST)),
+    Mistake(
+        READS, "operands_of_the_first_group", "inner(group)", "inner(0)", ("everything", FIRST)
+    ),
+    Mistake(READS, "operands_of_the_first_entry", "outer(entry)", "outer(0)", ("batches", FIRST)),
+    Mistake(READS, "results_of_the_first_entry", "idx(entry)", "idx(0)", ("batches", FIRST)),
     Mistake(KERNEL, "no_zeros", case=("everything", FIRST)),
     Mistake(KERNEL, "zeros_in_a_row_of_the_next_group", "< end", "<= end", ("no rows", FIRST)),
     Mistake(KERNEL, "zeros_in_every_other_row", "+= 2", "+= 4", ("no rows", FIRST)),

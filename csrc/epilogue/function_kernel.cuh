@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "epilogue/function.cuh"
+#include "epilogue/function_reads.cuh"
 #include "epilogue/function_sums.cuh"
 
 namespace tcgemm::epilogue {

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "epilogue/function.cuh"
+#include "epilogue/function_reads.cuh"
 #include "kernels/mma_sync/mainloop.cuh"
 #include "kernels/mma_sync/params.cuh"
 #include "ptx/global_memory.cuh"

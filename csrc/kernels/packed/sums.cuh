@@ -7,6 +7,8 @@
 #include <type_traits>
 
 #include "epilogue/function.cuh"
+#include "epilogue/function_prefetch.cuh"
+#include "epilogue/function_reads.cuh"
 #include "kernels/packed/geometry.h"
 #include "kernels/packed/params.cuh"
 #include "kernels/packed/work.cuh"

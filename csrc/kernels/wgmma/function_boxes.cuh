@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "epilogue/function.cuh"
+#include "epilogue/function_reads.cuh"
 #include "kernels/wgmma/pipeline.cuh"
 #include "kernels/wgmma/scheduler.cuh"
 #include "kernels/wgmma/store.cuh"

@@ -6,6 +6,8 @@
 #include <type_traits>
 
 #include "epilogue/function.cuh"
+#include "epilogue/function_prefetch.cuh"
+#include "epilogue/function_reads.cuh"
 #include "kernels/wgmma/function_boxes.cuh"
 #include "kernels/wgmma/params.cuh"
 #include "ptx/special_registers.cuh"

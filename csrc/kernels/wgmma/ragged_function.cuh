@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "epilogue/function_prefetch.cuh"
+#include "epilogue/function_reads.cuh"
 #include "kernels/wgmma/function_store.cuh"
 #include "kernels/wgmma/ragged_store.cuh"
 #include "ptx/special_registers.cuh"

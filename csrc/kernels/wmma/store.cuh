@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "epilogue/function.cuh"
+#include "epilogue/function_reads.cuh"
 #include "kernels/wmma/shared_layout.cuh"
 #include "tile/numeric.cuh"
 
