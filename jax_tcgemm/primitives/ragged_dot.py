@@ -16,9 +16,9 @@ Parameters, all static: options, form, rhs_transposed, groups (of rhs or of the 
 precision (canonical), preferred_element_type, out_sharding (None follows lhs and rhs).
 """
 
-import dataclasses
 import functools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -78,26 +78,24 @@ def ragged_dot(
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Operands:
-    """The operands of a call by name, from their order; gather is None where absent."""
+class RaggedOperands(NamedTuple):
+    """Operands of a grouped product by name; a call has those that are not None, in this order.
+
+    Only products with an epilogue have scales (encodings/ragged_block_scaled.py).
+    """
 
     lhs: object
     rhs: object
     group_sizes: object
     group_offset: object
     gather: object = None
-
-    @classmethod
-    def of(cls, args, params) -> "Operands":
-        """Names `args`, as bound with `params`."""
-        assert len(args) == 4 + params["gathered"]
-        return cls(*args)
+    lhs_scales: object = None
+    rhs_scales: object = None
 
     @property
-    def given(self) -> list:
-        """Those that there are, in their order."""
-        return [x for x in vars(self).values() if x is not None]
+    def given(self) -> tuple:
+        """Return the operands that are not None."""
+        return tuple(x for x in self if x is not None)
 
 
 # --- typing -------------------------------------------------------------------------------------
@@ -106,7 +104,7 @@ class Operands:
 def _abstract_eval(*args, **params):
     num_batch = args[2].ndim - 1
     batch = np.broadcast_shapes(*(x.shape[:num_batch] for x in args))
-    operands = Operands.of(args, params)
+    operands = RaggedOperands(*args)
     extents = _extents(operands, params)
     groups = (params["groups"],) if params["form"] == "contraction" else ()
     with lowering.named(params["options"].function):
@@ -125,7 +123,7 @@ def _abstract_eval(*args, **params):
     return out
 
 
-def _extents(operands: Operands, params) -> dict:
+def _extents(operands: RaggedOperands, params) -> dict:
     """m, n and k, as RaggedProblem names them."""
     lhs, rhs = operands.lhs, operands.rhs
     tokens = lhs.shape[-2] if operands.gather is None else operands.gather.shape[-1]
@@ -190,7 +188,7 @@ def _transpose(ct, *args, **params):
         batch = np.broadcast_shapes(*(_aval(x).shape[: jnp.ndim(args[2]) - 1] for x in args))
         repeated = [i for i, extent in enumerate(batch) if aval.shape[i] != extent]
         sharding = None if repeated else shardings.of_cotangent(aval)
-        bar = _cotangent(ct, Operands.of(args, params), is_lhs, sharding, params)
+        bar = _cotangent(ct, RaggedOperands(*args), is_lhs, sharding, params)
         bar = jnp.sum(bar, repeated, keepdims=True) if repeated else bar
         bar = partitioning.resharded(as_cotangent(bar, aval), aval.sharding)
     others = [None] * (len(args) - 2)
@@ -201,7 +199,7 @@ def _aval(x):
     return x.aval if ad.is_undefined_primal(x) else jax.typeof(x)
 
 
-def _cotangent(ct, operands: Operands, is_lhs: bool, out_sharding, params) -> jax.Array:
+def _cotangent(ct, operands: RaggedOperands, is_lhs: bool, out_sharding, params) -> jax.Array:
     lhs, rhs, gather = operands.lhs, operands.rhs, operands.gather
     groups = operands.group_sizes, operands.group_offset
     options = params["options"].without_config()
@@ -275,7 +273,7 @@ jax_internals.register_jet(ragged_dot_p, _series)
 
 def flops(*args, **params) -> int:
     """Count the operations of all rows, as if each belonged to a group."""
-    operands = Operands.of(args, params)
+    operands = RaggedOperands(*args)
     batch = np.broadcast_shapes(*(x.shape[: args[2].ndim - 1] for x in args))
     return 2 * math.prod((*batch, *_extents(operands, params).values()))
 
@@ -289,7 +287,7 @@ jax_internals.register_roofline(ragged_dot_p, flops)
 def product_of(*avals_and_params) -> grouped.Product:
     """Describe one call to its planner, from the types of operands and result, and params."""
     *args, out, params = avals_and_params
-    operands = Operands.of(args, params)
+    operands = RaggedOperands(*args)
     num_batch = operands.group_sizes.ndim - 1
 
     def batch(*names):
@@ -321,11 +319,11 @@ def product_of(*avals_and_params) -> grouped.Product:
 def division_of(*avals_and_params) -> partitioning.Division:
     """How a call may be sharded over devices."""
     *args, params = avals_and_params
-    operands = {name: x for name, x in vars(Operands.of(args, params)).items() if x is not None}
+    operands = {k: x for k, x in RaggedOperands(*args)._asdict().items() if x is not None}
     return ragged_division.division_of(ragged_dot, operands, params)
 
 
-def _gathered_first(operands: Operands, params) -> jax.Array:
+def _gathered_first(operands: RaggedOperands, params) -> jax.Array:
     """Gather the rows first, and multiply them by whichever implementation is selected."""
     taken = over_batch(device_rows.take, operands.lhs, operands.gather)
     groups = operands.group_sizes, operands.group_offset
@@ -350,14 +348,14 @@ def _lower(ctx, *args, device, obstacle, **params):
     plan = grouped.make_plan(product, device, obstacle)
 
     def on_device(*args):
-        operands = Operands.of(args, params)
+        operands = RaggedOperands(*args)
         if plan.flips_rhs:
-            flipped = dataclasses.replace(operands, rhs=jnp.swapaxes(operands.rhs, -1, -2))
+            flipped = operands._replace(rhs=jnp.swapaxes(operands.rhs, -1, -2))
             own = params | {"rhs_transposed": False}
             return (ragged_dot_p.bind(*flipped.given, **own),)
         if plan.runs_by_xla and operands.gather is not None:
             return (_gathered_first(operands, params),)
-        return (grouped.ragged_dot(**vars(operands), plan=plan),)
+        return (grouped.ragged_dot(*args, plan=plan),)
 
     if plan.runs_by_xla:
         on_device = partitioning.of_whole_arrays(on_device, out_aval)

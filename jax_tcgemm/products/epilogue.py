@@ -14,9 +14,10 @@ from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.encodings import Encoding
 from jax_tcgemm.primitives.encodings.packed import Packed
 from jax_tcgemm.primitives.encodings.plain import Plain
-from jax_tcgemm.primitives.encodings.ragged import Ragged, RaggedOperands
+from jax_tcgemm.primitives.encodings.ragged import Ragged
 from jax_tcgemm.primitives.encodings.ragged_block_scaled import RaggedBlockScaled
 from jax_tcgemm.primitives.epilogue_product import epilogue_product, with_layer
+from jax_tcgemm.primitives.ragged_dot import RaggedOperands
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.layers import Layer
 from jax_tcgemm.problem.precision import canonical_precision

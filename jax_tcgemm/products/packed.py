@@ -10,9 +10,8 @@ from jax import lax
 from jax_tcgemm.device.rows import take
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.encodings.packed import E4M3, Packed, in_columns, operands_of
-from jax_tcgemm.primitives.encodings.ragged import RaggedOperands
 from jax_tcgemm.primitives.epilogue_product import bare_product
-from jax_tcgemm.primitives.ragged_dot import take_rows
+from jax_tcgemm.primitives.ragged_dot import RaggedOperands, take_rows
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.layers import gate_and_up
 from jax_tcgemm.problem.operands.packed_weight import VERSION, PackedWeight

@@ -9,7 +9,6 @@ in rows that belong to no group.
 
 import dataclasses
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,27 +21,11 @@ from jax_tcgemm.primitives import ragged_dot as plain
 from jax_tcgemm.primitives.encodings import Batched, Names
 from jax_tcgemm.primitives.encodings.grouped import Grouped
 from jax_tcgemm.primitives.encodings.rows_of_groups import RowsOfGroups, padded
+from jax_tcgemm.primitives.ragged_dot import RaggedOperands
 from jax_tcgemm.primitives.rules import is_moving
 from jax_tcgemm.problem.dtypes import accumulator_dtype
 from jax_tcgemm.problem.operands.block_scales import BlockScales
 from jax_tcgemm.sharding import ragged_division, shardings
-
-
-class RaggedOperands(NamedTuple):
-    """The operands of a grouped product by name."""
-
-    lhs: object
-    rhs: object
-    group_sizes: object
-    group_offset: object
-    gather: object = None
-    lhs_scales: object = None
-    rhs_scales: object = None
-
-    @property
-    def given(self) -> tuple:
-        """Those that are not None, in the order of a call."""
-        return tuple(x for x in self if x is not None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,8 @@ from jax import lax
 from jax_tcgemm.primitives import functions
 from jax_tcgemm.primitives.encodings import Batched
 from jax_tcgemm.primitives.encodings.block_scaled import dequantized
-from jax_tcgemm.primitives.encodings.ragged import Ragged, RaggedOperands, side_by_side
+from jax_tcgemm.primitives.encodings.ragged import Ragged, side_by_side
+from jax_tcgemm.primitives.ragged_dot import RaggedOperands
 from jax_tcgemm.problem.operands.block_scales import BlockScales
 from jax_tcgemm.problem.operands.quantized import spread_along
 from jax_tcgemm.problem.precision import of_dequantized

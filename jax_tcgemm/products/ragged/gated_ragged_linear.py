@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from jax_tcgemm.products.epilogue import check_alone
 from jax_tcgemm.products.quantized import as_operand, as_weight
-from jax_tcgemm.products.ragged.fused import fused_product
+from jax_tcgemm.products.ragged.fused import Arguments, fused_product
 
 
 def gated_ragged_linear(
@@ -75,22 +75,18 @@ def gated_ragged_linear(
         **{"bias": bias, "preferred_element_type": preferred_element_type},
     }
     check_alone(op, epilogue, epilogue_operands, **replaced)
+    arrays = group_sizes, group_offset, bias, gather_indices
     return fused_product(
         op,
-        ("x", x),
-        ("weights", weights, ("g", "k", "2", "n")),
-        group_sizes,
-        group_offset,
-        bias,
-        gather_indices,
-        activation,
-        True,
-        precision,
-        preferred_element_type,
-        out_sharding,
-        epilogue,
-        epilogue_operands,
-        implementation,
-        config,
-        batch_invariant,
+        Arguments("x", x, "weights", weights, ("g", "k", "2", "n"), *arrays),
+        gated=True,
+        activation=activation,
+        epilogue=epilogue,
+        epilogue_operands=epilogue_operands,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+        implementation=implementation,
+        config=config,
+        batch_invariant=batch_invariant,
     )

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tcgemm.device.rows import take
-from jax_tcgemm.primitives.encodings.ragged import RaggedOperands
 from jax_tcgemm.primitives.encodings.ragged_contraction import RaggedContraction
 from jax_tcgemm.primitives.epilogue_product import bare_product
+from jax_tcgemm.primitives.ragged_dot import RaggedOperands
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.dtypes import FLOAT8
 from jax_tcgemm.problem.layers import Layer, rounded_dtype

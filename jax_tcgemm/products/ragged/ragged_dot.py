@@ -18,7 +18,7 @@ from jax_tcgemm.products.quantized import as_operand, as_weight
 from jax_tcgemm.products.ragged import quantized_groups
 from jax_tcgemm.products.ragged.arguments import as_offset, as_sizes
 from jax_tcgemm.products.ragged.dimensions import Dimensions
-from jax_tcgemm.products.ragged.fused import fused_product
+from jax_tcgemm.products.ragged.fused import Arguments, fused_product
 from jax_tcgemm.sharding.partitioning import resharded
 
 _ROWS = lax.RaggedDotDimensionNumbers(
@@ -177,24 +177,20 @@ def ragged_dot(
             config,
             batch_invariant,
         )
+    arrays = group_sizes, group_offset, bias, gather_indices
     return fused_product(
         op,
-        ("lhs", lhs),
-        ("rhs", rhs, ("g", "k", "n")),
-        group_sizes,
-        group_offset,
-        bias,
-        gather_indices,
-        activation,
-        False,
-        precision,
-        preferred_element_type,
-        out_sharding,
-        epilogue,
-        epilogue_operands,
-        implementation,
-        config,
-        batch_invariant,
+        Arguments("lhs", lhs, "rhs", rhs, ("g", "k", "n"), *arrays),
+        gated=False,
+        activation=activation,
+        epilogue=epilogue,
+        epilogue_operands=epilogue_operands,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+        implementation=implementation,
+        config=config,
+        batch_invariant=batch_invariant,
     )
 
 
