@@ -77,7 +77,7 @@ def test_scales_lie_where_they_are_said_to(name, batch_inner):
         place += r // strides.rows * strides.row_stride + k // strides.depth * strides.k_stride
         got[b, r, k] = flat[place]
     np.testing.assert_array_equal(got.reshape(shape), spread(values, shape, block))
-    whole = np.broadcast_to(exact(scales.spread(values)), shape)
+    whole = np.broadcast_to(exact(scales.repeated_to_elements(values)), shape)
     np.testing.assert_array_equal(whole, spread(values, shape, block))
 
 

@@ -439,7 +439,7 @@ MISTAKES = [
     Mistake(TILE, "wrong_pair", "8", "4", HEAVY),
     Mistake(READS, "another_threads_vector", " + lane % 4", "", WHOLE),
     Mistake(TILE, "one_line_for_all", "kVariesAlong<along, kSwapped> ? half : ", "", WHOLE),
-    Mistake(READS, "no_period", "period * read.m_outer", "0 * read.m_outer", STEPS),
+    Mistake(READS, "no_period", "period_idx * read.m_outer", "0 * read.m_outer", STEPS),
     Mistake(TILE, "wrong_extent", "index.extent", "1", STEPS),
     Mistake(TILE, "one_of_two_neighbors", "1", "0", REDUCED),
     Mistake(TILE, "the_second_eight_alone", "combine<kind>(all, two)", "two", SUMS),

@@ -114,7 +114,7 @@ class Case:
         scales = [jnp.float32(2.0 ** rng.integers(-1, 2, x)) for x in self.scale_shapes]
         for i, (own, values) in enumerate(zip(plan.product.scales, scales, strict=True)):
             arrays[("a_scales", "b_scales")[i]] = np.asarray(own.folded(values))
-            wide[i] *= np.asarray(own.spread(values), np.float64)
+            wide[i] *= np.asarray(own.repeated_to_elements(values), np.float64)
         bias = rng.integers(-9, 9, self.n).astype(np.float32)
         scale = rng.integers(1, 9, (*self.batch, groups, 1, 1)).astype(np.float32)
         for i, place in enumerate(plan.folded.operands):

@@ -120,9 +120,10 @@ class Case:
         arrays = {name: np.asarray(x) for name, x in arrays.items()}
         problem = self.plan.problem
         found = emulator.run(problem, arrays, implementation="wgmma", config=config, seed=seed)
+        repeated = a.repeated_to_elements, jax.vmap(b.repeated_to_elements)
         wide = [
             np.asarray(x, np.float64) * np.asarray(f(y), np.float64)
-            for x, f, y in zip(values, (a.spread, jax.vmap(b.spread)), scales, strict=True)
+            for x, f, y in zip(values, repeated, scales, strict=True)
         ]
         accs = jnp.asarray(wide[0] @ wide[1].swapaxes(-1, -2), jnp.float32)
         expected = layer(*accs, bias, scale)
@@ -212,7 +213,7 @@ def test_derivative(kernels_behind, config):
     assert plan.folded.operands == (0, 1)
     (got,) = kernels_behind.run(plan.problem, arrays, implementation="wgmma", config=config)
     pairs = zip(plan.product.scales, scales, strict=True)
-    spread = [np.asarray(x.spread(own), np.float64) for x, own in pairs]
+    spread = [np.asarray(x.repeated_to_elements(own), np.float64) for x, own in pairs]
     acc = jnp.asarray((a * spread[0]) @ (b * spread[1]).T, jnp.float32)
     expected = function(acc, gate, up)
     np.testing.assert_array_equal(got.reshape(expected.shape), expected)

@@ -116,7 +116,7 @@ MISTAKES = [
     Mistake(FRAGMENTS, "nibbles_swapped", "4 * p", "4 * (p ^ 1)", SPLIT),
     Mistake(FRAGMENTS, "zero_off_by_one", "0x4300u", "0x4301u", SPLIT),
     Mistake(FRAGMENTS, "sign_of_eight_bits", "lop3_not_and_or", "lop3_and_or", BYTES),
-    Mistake(FRAGMENTS, "zero_of_eight_bits", "!kIsMiddle", "kIsMiddle", BYTES),
+    Mistake(FRAGMENTS, "zero_of_eight_bits", "!kZeroIs128", "kZeroIs128", BYTES),
     Mistake(FRAGMENTS, "byte_of_the_table", "9", "17", TABLE),
     Mistake(KERNEL, "first_group_of_a_block", "lane_ % 4 / 2", "0", FP4),
     Mistake(FRAGMENTS, "scales_of_fragments_exchanged", "p % 2", "1 - p % 2", POWERS),

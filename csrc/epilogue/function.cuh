@@ -67,8 +67,9 @@ class FunctionTile {
   };
 
   // (line, across): the thread's line, and the first one of the groups, of which there are `groups`.
-  __device__ __forceinline__ FunctionTile(const FunctionParams& params, const BatchPlace& batch, int lane, int32_t line,
-                                          int32_t across, int groups, Reads& reads, const Loaded& loaded = {})
+  __device__ __forceinline__ FunctionTile(const FunctionParams& params, const MatrixIndex& batch, int lane,
+                                          int32_t line, int32_t across, int groups, Reads& reads,
+                                          const Loaded& loaded = {})
       : params_(params),
         batch_(batch),
         lane_(lane),
@@ -118,7 +119,7 @@ class FunctionTile {
       const auto& found =
           tile.reads_.values[i][kVariesAcross<along, kSwapped> ? group : 0][kVariesAlong<along, kSwapped> ? half : 0];
       if constexpr (kInPairs<i, T, along>) {
-        return elementwise::bit_cast<PackOf<T, 2>>(static_cast<Two<T>>(found[0])).x[e];
+        return elementwise::bit_cast<PackOf<T, 2>>(static_cast<PackedPair<T>>(found[0])).x[e];
       } else {
         return elementwise::bit_cast<T>(
             static_cast<elementwise::Bits<T>>(found[kVariesAcross<along, kSwapped> ? e : 0]));
@@ -172,15 +173,15 @@ class FunctionTile {
     } else if constexpr (kInPairs<i, T, along>) {
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
-        const int32_t n = within<F>(across_ + pair() + 8 * group, params_.n, 2);  // mutant: wrong_pair
-        if (group < groups_) reads_.values[i][group][0][0] = ptx::ld_global<Two<T>>(data + n);
+        const int32_t n = clamp_index<F>(across_ + pair() + 8 * group, params_.n, 2);  // mutant: wrong_pair
+        if (group < groups_) reads_.values[i][group][0][0] = ptx::ld_global<PackedPair<T>>(data + n);
       }
     } else {
       visit<along>([&](int group, int half, int e) {
         int32_t m = row(group, half, e), n = column(group, half, e);
         if constexpr (kWhole) {
-          m = within<F>(m, batch_.m_end);
-          n = within<F>(n, params_.n);
+          m = clamp_index<F>(m, batch_.m_end);
+          n = clamp_index<F>(n, params_.n);
         }
         if (!kWhole && ((kVariesM<along> && m >= batch_.m_end) || (kVariesN<along> && n >= params_.n))) return;
         int64_t place = 0;
@@ -206,9 +207,10 @@ class FunctionTile {
     } else if constexpr (kTogether<T> && along == Along::kBoth) {
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
-        Word<T> words[4];
+        ShuffleWord<T> words[4];
 #pragma unroll
-        for (int group = 0; group < 4; ++group) words[group] = static_cast<Word<T>>(reads_.values[i][group][half][0]);
+        for (int group = 0; group < 4; ++group)
+          words[group] = static_cast<ShuffleWord<T>>(reads_.values[i][group][half][0]);
         transpose_four(words, lane_);  // mutant: not_exchanged
 #pragma unroll
         for (int group = 0; group < 4; ++group) reads_.values[i][group][half][0] = words[group];
@@ -353,8 +355,8 @@ class FunctionTile {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       uint32_t words[2 * sizeof(T)] = {};
-      const int32_t m = within<F>(line_ + 8 * half, batch_.m_end);  // mutant: wrong_half
-      const T* source = data + row_offset(read, m) + within<F>(group_column(), params_.n, 8);
+      const int32_t m = clamp_index<F>(line_ + 8 * half, batch_.m_end);  // mutant: wrong_half
+      const T* source = data + row_offset(read, m) + clamp_index<F>(group_column(), params_.n, 8);
       if (has_group()) {
         if constexpr (sizeof(T) == 1) {
           const uint64_t all = ptx::ld_global<uint64_t>(source);
@@ -366,7 +368,7 @@ class FunctionTile {
           }
         }
       }
-      Two<T> pairs[4];
+      PackedPair<T> pairs[4];
       memcpy(pairs, words, sizeof(pairs));
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) reads_.values[i][pair][half][0] = pairs[pair];
@@ -382,17 +384,17 @@ class FunctionTile {
   __device__ __forceinline__ void store_together(Bits* matrix) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      Word<T> words[4];
+      ShuffleWord<T> words[4];
 #pragma unroll
       for (int group = 0; group < 4; ++group) {
         const PackOf<Bits, 2> pair{static_cast<Bits>(results_[i][group][half][0]),
                                    static_cast<Bits>(results_[i][group][half][1])};
-        words[group] = elementwise::bit_cast<Two<T>>(pair);
+        words[group] = elementwise::bit_cast<PackedPair<T>>(pair);
       }
       transpose_four(words, lane_);
-      Two<T> pairs[4];
+      PackedPair<T> pairs[4];
 #pragma unroll
-      for (int pair = 0; pair < 4; ++pair) pairs[pair] = static_cast<Two<T>>(words[pair]);
+      for (int pair = 0; pair < 4; ++pair) pairs[pair] = static_cast<PackedPair<T>>(words[pair]);
       constexpr int kChunks = sizeof(T) == 4 ? 2 : 1;
       using Chunk = std::conditional_t<sizeof(T) == 1, uint2, uint4>;
       Chunk chunks[kChunks];
@@ -419,7 +421,7 @@ class FunctionTile {
   }
 
   const FunctionParams& params_;
-  const BatchPlace& batch_;
+  const MatrixIndex& batch_;
   const int lane_;
   const int32_t line_, across_;
   const int groups_;
@@ -433,7 +435,7 @@ class FunctionTile {
 // a set being a product; is_whole, as std::bool_constant, says that all of them are inside the product. Without
 // kHasWhole there is no code for that, which takes time to load where it runs but once.
 template <typename F, int kGroups, bool kHasWhole = true, typename GetAcc>
-__device__ __forceinline__ void run_on_eight_rows(const FunctionParams& params, const BatchPlace& batch, int32_t m_idx,
+__device__ __forceinline__ void run_on_eight_rows(const FunctionParams& params, const MatrixIndex& batch, int32_t m_idx,
                                                   int32_t n_idx, const GetAcc& get_acc) {
   const auto run = [&](auto is_whole) {
     using Tile = FunctionTile<F, false, false, decltype(is_whole)::value, kGroups, 1>;

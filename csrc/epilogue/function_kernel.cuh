@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kFunctionThreads)
   const int32_t n_idx = (static_cast<int32_t>(warp) - line * sums.columns) * kFunctionColumns;
   const int32_t m_idx = (line - batch_idx * sums.rows) * kFunctionRows;
   run_on_eight_rows<F, kFunctionGroups>(
-      params, BatchPlace(params, batch_idx), m_idx, n_idx, [&](auto is_whole, auto& acc) {
+      params, MatrixIndex(params, batch_idx), m_idx, n_idx, [&](auto is_whole, auto& acc) {
         add_splits<decltype(is_whole)::value>(sums, params, batch_idx, m_idx + lane / 4, n_idx + lane % 4 * 2, acc);
       });
 }

@@ -14,7 +14,7 @@ namespace tcgemm::epilogue {
 template <typename F, bool kVectors = false>
 struct FunctionPrefetch {
   const FunctionParams& params;
-  const BatchPlace batch;
+  const MatrixIndex batch;
   const int32_t m, n, rows, columns;  // may go past the product
   const int thread_idx, num_threads;
 

@@ -11,43 +11,43 @@
 
 namespace tcgemm::epilogue {
 
-// Along what of the product a read varies inside a matrix.
+// Dimensions of the product along which an operand varies, inside a matrix.
 enum class Along { kNothing, kM, kN, kBoth };
 
-// Where a matrix of the batch is, and the end of its rows. Of a grouped product one for each group: `idx` and `outer`
-// are then the batch entry, `inner` the group, and rows are counted over all groups.
-struct BatchPlace {
+// Index of one matrix of the batch, and the end of its rows. In a grouped product, each group has a matrix: `idx` and
+// `outer` are the batch entry, `inner` is the group, and rows are counted over all groups.
+struct MatrixIndex {
   int32_t idx, outer, inner, m_end;
 
   // mutant: batches_exchanged
-  __device__ __forceinline__ BatchPlace(const FunctionParams& params, int32_t batch_idx)
+  __device__ __forceinline__ MatrixIndex(const FunctionParams& params, int32_t batch_idx)
       : idx(batch_idx),
         outer(params.per_batch_inner.divide(batch_idx)),
         inner(batch_idx - outer * params.batch_inner),
         m_end(params.m) {}
   // mutant: results_of_the_first_entry, operands_of_the_first_entry, operands_of_the_first_group
-  __device__ __forceinline__ BatchPlace(int32_t entry, int32_t group, int32_t m_end)
+  __device__ __forceinline__ MatrixIndex(int32_t entry, int32_t group, int32_t m_end)
       : idx(entry), outer(entry), inner(group), m_end(m_end) {}
 
-  // Of what is read of it.
+  // The first element of an operand of this matrix.
   template <typename T>
   __device__ __forceinline__ const T* first(const FunctionParams::Read& read) const {
     return static_cast<const T*>(read.data) + outer * read.batch_outer + inner * read.batch_inner;
   }
 };
 
-// Of a row, from the first one.
+// Offset of row m in elements.
 __device__ __forceinline__ int64_t row_offset(const FunctionParams::Read& read, int32_t m) {
-  const int32_t period = read.period.divide(m);
-  return period * read.m_outer + (m - period * read.period_rows) * read.m_inner;  // mutant: no_period
+  const int32_t period_idx = read.period.divide(m);
+  return period_idx * read.m_outer + (m - period_idx * read.period_rows) * read.m_inner;  // mutant: no_period
 }
 
-// The bits of two.
+// An unsigned integer with the bits of two neighbors.
 template <typename T>
-using Two = typename elementwise::Unsigned<sizeof(T) < 4 ? 2 * sizeof(T) : 8>::type;
-// What threads exchange of them.
+using PackedPair = typename elementwise::Unsigned<sizeof(T) < 4 ? 2 * sizeof(T) : 8>::type;
+// The type in which __shfl_sync exchanges a PackedPair.
 template <typename T>
-using Word = std::conditional_t<sizeof(T) <= 2, uint32_t, uint64_t>;
+using ShuffleWord = std::conditional_t<sizeof(T) <= 2, uint32_t, uint64_t>;
 
 // `kCount` elements side by side in memory.
 template <typename T, int kCount>
@@ -59,60 +59,61 @@ template <Along along>
 inline constexpr bool kVariesM = along == Along::kM || along == Along::kBoth;
 template <Along along>
 inline constexpr bool kVariesN = along == Along::kN || along == Along::kBoth;
-// Whether it is another number in another column of a kernel's (possibly swapped) problem, and in another row.
+// Whether the operand varies with the column of the kernel's (possibly swapped) problem, and with the row.
 template <Along along, bool kSwapped>
 inline constexpr bool kVariesAcross = kSwapped ? kVariesM<along> : kVariesN<along>;
 template <Along along, bool kSwapped>
 inline constexpr bool kVariesAlong = kSwapped ? kVariesN<along> : kVariesM<along>;
 
-// Whether a tile that reaches past the product is treated as one inside it, and what is read past the last row or
-// column is that of the last one: of functions whose only result is stored by rows, which leaves out what is not there.
+// Whether tiles that reach past the product run the code of tiles inside it. Loads past the last row or column then
+// load the last one. For functions with one result, which is stored by rows: the store leaves out what is not there.
 template <typename F>
-inline constexpr bool kReachesPast = F::kStoresRows && F::kNumResults == 1;
+inline constexpr bool kClampsLoads = F::kStoresRows && F::kNumResults == 1;
 
-// The first of so many neighbors on a line, all of which the line has.
+// Clamps the index of the first of `count` neighbors, so that all of them are before `end`.
 template <typename F>
-__device__ __forceinline__ int32_t within(int32_t first, int32_t end, int count = 1) {
-  return kReachesPast<F> ? min(first, end - count) : first;  // mutant: the_row_before_the_last
+__device__ __forceinline__ int32_t clamp_index(int32_t first, int32_t end, int count = 1) {
+  return kClampsLoads<F> ? min(first, end - count) : first;  // mutant: the_row_before_the_last
 }
 
-// Whether a read is of a scalar or of a vector that is read before the accumulators are complete.
+// Whether an operand is a scalar or vector that is loaded before the accumulators are complete.
 template <typename T, Along along>
 inline constexpr bool kIsVector = along != Along::kBoth && sizeof(T) <= 4;
 
-// What is read of scalars and of vectors, for all of a warp's elements of a tile that is inside the product, before the
-// accumulators are complete: loads would have to wait for those of the next tile's operands afterwards. Of what varies
-// across, two neighbors in every 64 are a thread's. kBlocks: times 64 lines.
+// Scalar and vector operands of all of a warp's elements of a tile, loaded before the accumulators are complete: later
+// loads would wait behind the operand loads of the next tile. The warp has kBlocks blocks of 64 rows and kGroups groups
+// of eight columns. Of a vector along the columns, each thread has two neighbors of every 64, which shuffles exchange.
 template <typename F, bool kSwapped, int kBlocks, int kGroups>
 class FunctionVectors {
  public:
   static constexpr int kPairs = (kGroups + 7) / 8;
 
-  // (line, across): the thread's first line, and the first element across.
-  __device__ __forceinline__ void load_all(const FunctionParams& params, const BatchPlace& batch, int lane,
+  // (line, across): the thread's first row and the tile's first column of the kernel's (possibly swapped) problem.
+  __device__ __forceinline__ void load_all(const FunctionParams& params, const MatrixIndex& batch, int lane,
                                            int32_t line, int32_t across) {
     Loader loader{*this, params, batch, lane, line, across};
     F::load(loader);
     __syncwarp();
   }
 
-  // The bits of an element on a line, or of a scalar.
+  // Bits of a row's element, or of a scalar.
   template <int i>
   __device__ __forceinline__ uint64_t on_line(int block, int half) const {
     return lines_[i][block][half];
   }
-  // Two neighbors of group number `group`.
+  // The thread's two neighbors of a group of columns.
   template <int i, typename T>
-  __device__ __forceinline__ Two<T> across(int group, int lane) const {
-    const auto held = static_cast<Word<T>>(pairs_[i][group / 8]);
-    return static_cast<Two<T>>(__shfl_sync(~0u, held, group % 8 * 4 + lane % 4));  // mutant: another_threads_vector
+  __device__ __forceinline__ PackedPair<T> across(int group, int lane) const {
+    const auto held = static_cast<ShuffleWord<T>>(pairs_[i][group / 8]);
+    return static_cast<PackedPair<T>>(
+        __shfl_sync(~0u, held, group % 8 * 4 + lane % 4));  // mutant: another_threads_vector
   }
 
  private:
   struct Loader {
     FunctionVectors& vectors;
     const FunctionParams& params;
-    const BatchPlace& batch;
+    const MatrixIndex& batch;
     const int lane;
     const int32_t line, across;
 
@@ -123,7 +124,7 @@ class FunctionVectors {
         const FunctionParams::Read& read = params.reads[i];
         const T* data = batch.first<T>(read);
         const auto place = [&](int32_t x) {
-          x = within<F>(x, along == Along::kM ? batch.m_end : params.n);
+          x = clamp_index<F>(x, along == Along::kM ? batch.m_end : params.n);
           return along == Along::kM ? row_offset(read, x) : x * read.n;
         };
         if constexpr (along == Along::kNothing) {
@@ -144,9 +145,10 @@ class FunctionVectors {
             if constexpr (kSwapped) {
               const PackOf<Bits, 2> two{ptx::ld_global<Bits>(data + place(across + first)),
                                         ptx::ld_global<Bits>(data + place(across + first + 1))};
-              vectors.pairs_[i][pair] = elementwise::bit_cast<Two<T>>(two);
+              vectors.pairs_[i][pair] = elementwise::bit_cast<PackedPair<T>>(two);
             } else {
-              vectors.pairs_[i][pair] = ptx::ld_global<Two<T>>(data + within<F>(across + first, params.n, 2));
+              vectors.pairs_[i][pair] =
+                  ptx::ld_global<PackedPair<T>>(data + clamp_index<F>(across + first, params.n, 2));
             }
           }
         }
@@ -158,7 +160,8 @@ class FunctionVectors {
   uint64_t pairs_[F::kMostReads][kPairs];
 };
 
-// What has been loaded of a part of a tile: vectors, from a block of 64 lines and a group on, and matrices, if any.
+// Operands of a part of a tile that are loaded already: vectors, from a block of 64 rows and a group of columns on, and
+// matrices, if any.
 template <typename Vectors, typename MatricesType>
 struct LoadedPart {
   using Matrices = MatricesType;

@@ -17,12 +17,12 @@ struct Segment {
 
 // Where a tile lies among `rows` x `columns` of them: they run down kGroup rows before moving one column
 // right, every other such group from the right.
-struct TilePlace {
+struct SerpentineTile {
   static constexpr int32_t kGroup = 8;
 
   int32_t row, column;
 
-  __device__ __forceinline__ static TilePlace make(int32_t tile_idx, int32_t rows, int32_t columns) {
+  __device__ __forceinline__ static SerpentineTile make(int32_t tile_idx, int32_t rows, int32_t columns) {
     const int32_t group_idx = tile_idx / (kGroup * columns);
     const int32_t in_group = tile_idx - group_idx * kGroup * columns;
     const int32_t group_rows = min(rows - group_idx * kGroup, kGroup);

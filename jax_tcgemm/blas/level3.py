@@ -80,7 +80,7 @@ def gemm(
 
 
 def _gemm_call(call, a, b, c, alpha, beta, trans_a, trans_b):
-    """The call with its scalars, checked against the shapes; and the scalars that are operands."""
+    """Return the checked call with its static scalars, and the scalars that are operands."""
     op = call.op
     check_options(op, call.implementation, call.options)
     op_a = transposition(op, "trans_a", trans_a, a.dtype)
@@ -113,17 +113,17 @@ def gemm_batched(
     implementation: str | None = None,
     options: Options = DEFAULT_OPTIONS,
 ) -> list[jax.Array]:
-    """Products of many separate arrays in one call, as BLAS's batch over arrays of pointers.
+    """Products of many separate arrays in one call, as BLAS's pointer-array batched GEMM.
 
         out[i] = alpha op(A[i]) op(B[i]) + beta C[i]
 
-    The matrices have equal shapes but are not one array, such as the weights of a tree. No matrix
+    The matrices have equal shapes but are not one array, such as the leaves of a pytree. No matrix
     is copied for stacking.
 
     Args:
       a: matrices of one shape; see `gemm`.
-      b: as many matrices of one shape.
-      c: as many matrices of one shape, or None.
+      b: matrices of one shape; as many as a.
+      c: matrices of one shape, as many as a, or None.
       alpha: a number or a scalar array for all products; see `gemm`.
       beta: a number or a scalar array for all products; see `gemm`.
       trans_a: "N", "T" or "C"; see `gemm`.
@@ -132,7 +132,7 @@ def gemm_batched(
       options: `blas.Options`; see `gemm`.
 
     Returns:
-      A list of as many matrices.
+      A list of matrices, as many as a.
 
     Raises:
       TypeError: if arrays, dtypes or scalars do not combine.
@@ -152,7 +152,7 @@ def gemm_batched(
     lengths = {name: len(group) for name, group in groups.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(
-            f"{op}: a, b and c must be as many, got {lengths}; give all to each product"
+            f"{op}: a, b and c must have the same length, got {lengths}; repeat the shorter one"
         )
     items = lengths["a"]
     if items == 0:
@@ -306,7 +306,7 @@ def syr2k(
 def _symmetric_update(
     op: str, matrices: list, c, alpha, beta, trans, lower, precision, implementation
 ) -> jax.Array:
-    """Return the result of `syrk` for one matrix, of `syr2k` for two, of checked dtypes."""
+    """Return the result of `syrk` for one matrix, of `syr2k` for two; dtypes are checked."""
     options = call_options(op, implementation)
     dtype, shape = matrices[0].dtype, matrices[0].shape
     is_complex = np.dtype(dtype).kind == "c"

@@ -1,6 +1,6 @@
-"""Each routine in terms of jax.numpy: its typing, what runs where no library does, and a peer.
+"""Each BLAS routine in jax.numpy: for typing, as the fallback without a library, and as a peer.
 
-Operands have batch dimensions of extent 1 or the batch's in front, as `Call` says.
+Operands have leading batch dimensions, each of size 1 or the batch's, as `Call` says.
 """
 
 import jax
@@ -12,7 +12,7 @@ from jax_tcgemm.problem.blas.call import Call, band_index, batch_shape, scale_dt
 
 
 def run(call: Call, *operands) -> list:
-    """The results of a call, in full precision, half types computed in float32."""
+    """Compute the results of a call in full precision; 16-bit floats are computed in float32."""
     inputs, c, scalars = call.split(operands)
     if call.routine == "swap":
         return _swap(call, *c)
@@ -23,7 +23,7 @@ def run(call: Call, *operands) -> list:
         results.append(_ROUTINES[call.routine](call, _scalars(call, scalars), *arrays, *last))
     if call.items == 1:
         return results
-    # Every item has all of the batch, whichever of them it comes from.
+    # All results have the whole batch, also where only the operands of another item have it.
     batch = batch_shape(call, [x.shape for x in operands])
     return [jnp.broadcast_to(x, (*batch, *x.shape[len(batch) :])) for x in results]
 
@@ -36,7 +36,7 @@ def _scalars(call, scalars):
 
 
 def wide(x):
-    """Half types as float32, others as they are."""
+    """Convert 16-bit floats to float32."""
     return lax.convert_element_type(x, scale_dtype(x.dtype))
 
 
@@ -68,8 +68,8 @@ def elements(x, n: int, increment: int):
     return lax.slice_in_dim(x, 0, span(n, increment), increment, axis=-1)
 
 
-def place(c, values, increment: int):
-    """`c` with `values`, rounded to its dtype, in place of its elements `increment` apart."""
+def set_strided(c, values, increment: int):
+    """Return `c` with every increment-th element replaced by `values`, rounded to its dtype."""
     values = values.astype(c.dtype)
     if increment == 1 and values.shape[-1] == c.shape[-1]:
         return values
@@ -98,13 +98,13 @@ def _iamin(call, scalars, x):
     return lax.argmin(size, size.ndim - 1, np.int32)
 
 
-def _real(x):
-    """The dtype of a sum of absolute values of x."""
+def _real_dtype(x):
+    """Return the real dtype of the precision of x."""
     return x.real.dtype if jnp.iscomplexobj(x) else x.dtype
 
 
 def _asum(call, scalars, x):
-    return absolute(wide(elements(x, call.n, call.increments[0]))).sum(-1).astype(_real(x))
+    return absolute(wide(elements(x, call.n, call.increments[0]))).sum(-1).astype(_real_dtype(x))
 
 
 def _nrm2(call, scalars, x):
@@ -112,7 +112,7 @@ def _nrm2(call, scalars, x):
     largest = absolute(values).max(-1, initial=0)
     scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
     squares = jnp.square(jnp.abs(values / scale[..., None]))
-    return (jnp.sqrt(squares.sum(-1)) * scale).astype(_real(x))
+    return (jnp.sqrt(squares.sum(-1)) * scale).astype(_real_dtype(x))
 
 
 def _dot(call, scalars, x, y):
@@ -123,13 +123,13 @@ def _dot(call, scalars, x, y):
 
 def _scal(call, scalars, x):
     (increment, _) = call.increments
-    return place(x, _times(scalars[0], wide(elements(x, call.n, increment))), increment)
+    return set_strided(x, _times(scalars[0], wide(elements(x, call.n, increment))), increment)
 
 
 def _axpy(call, scalars, x, y):
     x = wide(elements(x, call.n, call.increments[0]))
     values = _times(scalars[0], x) + wide(elements(y, call.n, call.increments[1]))
-    return place(y, values, call.increments[1])
+    return set_strided(y, values, call.increments[1])
 
 
 def _swap(call, x, y):
@@ -137,7 +137,7 @@ def _swap(call, x, y):
     batch = jnp.broadcast_shapes(x.shape[:-1], y.shape[:-1])
     x, y = (jnp.broadcast_to(vector, (*batch, vector.shape[-1])) for vector in (x, y))
     from_x, from_y = elements(x, call.n, x_increment), elements(y, call.n, y_increment)
-    return [place(x, from_y, x_increment), place(y, from_x, y_increment)]
+    return [set_strided(x, from_y, x_increment), set_strided(y, from_x, y_increment)]
 
 
 # --- level 2 ------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def transpose(x, op: str):
 
 
 def matmul(call, a, b):
-    """A product at the precision that the call's options ask for, half types summed in float32."""
+    """Multiply at the precision of the call's options; 16-bit floats are accumulated in float32."""
     precision = lax.Precision.DEFAULT if call.options.math == "tf32" else lax.Precision.HIGHEST
     return jnp.matmul(a, b, precision=precision, preferred_element_type=scale_dtype(a.dtype))
 
@@ -160,7 +160,7 @@ def _update_vector(call, scalars, product, y):
     if y is None:
         return _update(scalars, product, None)
     old = elements(y, product.shape[-1], call.increments[1])
-    return place(y, _update(scalars, product, old), call.increments[1])
+    return set_strided(y, _update(scalars, product, old), call.increments[1])
 
 
 def _gemv(call, scalars, a, x, y=None):
@@ -207,7 +207,7 @@ def _solve(call, a, b):
 
 def _trsv(call, scalars, a, b):
     values = wide(elements(b, a.shape[-1], call.increments[0]))
-    return place(b, _solve(call, a, values[..., None])[..., 0], call.increments[0])
+    return set_strided(b, _solve(call, a, values[..., None])[..., 0], call.increments[0])
 
 
 # --- level 3 ------------------------------------------------------------------------------------

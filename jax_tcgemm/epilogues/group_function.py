@@ -30,8 +30,8 @@ from jax_tcgemm.system.jax_internals import (
     with_context_of,
 )
 
-_MOST_KNOWN = 4096
-_known: collections.OrderedDict = collections.OrderedDict()
+_MOST_CACHED = 4096
+_cache: collections.OrderedDict = collections.OrderedDict()
 _lock = threading.Lock()
 
 
@@ -52,19 +52,19 @@ def group_function(
     source = _GroupEquations.of(equations, group)
     key = source.structure, np.dtype(accumulator), wide
     with _lock:
-        if key in _known:
-            _known.move_to_end(key)
-            return _known[key]
-    made = source.function(np.dtype(accumulator)), 0
+        if key in _cache:
+            _cache.move_to_end(key)
+            return _cache[key]
+    function = source.function(np.dtype(accumulator)), 0
     if wide:
         # Functions that cannot be traced outside their program keep their roundings.
         with contextlib.suppress(Exception):
-            made = _wide(made[0])
+            function = _without_roundings(function[0])
     with _lock:
-        made = _known.setdefault(key, made)
-        if len(_known) > _MOST_KNOWN:
-            _known.popitem(last=False)
-    return made
+        function = _cache.setdefault(key, function)
+        if len(_cache) > _MOST_CACHED:
+            _cache.popitem(last=False)
+    return function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class _GroupEquations:
     Attributes:
       calls: equations of the products.
       gate_up: None, or how one stacked product is split into gate and up.
-      whole: equations of the stacked product before the split.
+      before_split: equations between the stacked product and its split.
       equations: the other equations.
       inputs: variables that the equations read besides the products.
       results: variables to return, which may include products.
@@ -82,7 +82,7 @@ class _GroupEquations:
 
     calls: Sequence[core.JaxprEqn]
     gate_up: GateUp | None
-    whole: Sequence[core.JaxprEqn]
+    before_split: Sequence[core.JaxprEqn]
     equations: Sequence[core.JaxprEqn]
     inputs: Sequence[core.Var]
     results: Sequence[core.Var]
@@ -91,10 +91,10 @@ class _GroupEquations:
     def of(cls, equations: Sequence[core.JaxprEqn], group: Group) -> "_GroupEquations":
         """Return the equations and variables of a program's group."""
         gate_up = group.gate_up
-        whole = (*group.before, *(gate_up.chain if gate_up else ()))
-        numbers = group.products, whole, group.members
-        calls, whole, rest = ([equations[number] for number in found] for found in numbers)
-        return cls(calls, gate_up, whole, rest, group.inputs, group.results)
+        before_split = (*group.before, *(gate_up.chain if gate_up else ()))
+        numbers = group.products, before_split, group.members
+        calls, before_split, rest = ([equations[i] for i in own] for own in numbers)
+        return cls(calls, gate_up, before_split, rest, group.inputs, group.results)
 
     @property
     def structure(self) -> tuple:
@@ -103,10 +103,10 @@ class _GroupEquations:
         if gate_up is None:
             return _structure(self.equations, (*products, *self.inputs), self.results)
         arguments = *products, *gate_up.outputs, *self.inputs
-        split = _split_variable(self.whole, gate_up)
-        whole = _structure(self.whole, arguments, (split,))
+        split = _split_variable(self.before_split, gate_up)
+        before = _structure(self.before_split, arguments, (split,))
         rest = _structure(self.equations, arguments, self.results)
-        return whole, rest, gate_up.dimension, gate_up.is_dropped, gate_up.is_interleaved
+        return before, rest, gate_up.dimension, gate_up.is_dropped, gate_up.is_interleaved
 
     def function(self, accumulator: np.dtype) -> core.ClosedJaxpr:
         """Return the function of accumulators of a dtype."""
@@ -116,7 +116,7 @@ class _GroupEquations:
             arguments = *accs, *self.inputs
             return function_of(arguments, (*conversions, *self.equations), self.results)
         accs, conversions = _converted(self.calls * 2, self.gate_up.outputs, accumulator)
-        if not self.whole:
+        if not self.before_split:
             arguments = *accs, *self.inputs
             return function_of(arguments, (*conversions, *self.equations), self.results)
         return self._function_of_gate_up(accumulator)
@@ -124,24 +124,24 @@ class _GroupEquations:
     def _function_of_gate_up(self, accumulator: np.dtype) -> core.ClosedJaxpr:
         """Return the function that applies equations before the split to gate and up separately."""
         gate_up, (product,) = self.gate_up, (eqn.outvars[0] for eqn in self.calls)
-        of_product = _computed_from(product, self.whole)
+        dependent = _computed_from(product, self.before_split)
 
         def run(*arguments):
-            known = dict(zip(self.inputs, arguments[2:], strict=True))
-            _run([eqn for eqn in self.whole if eqn not in of_product], known)
-            for place, output in enumerate(gate_up.outputs):
-                acc = lax.convert_element_type(arguments[place], product.aval.dtype)
+            env = dict(zip(self.inputs, arguments[2:], strict=True))
+            _run([eqn for eqn in self.before_split if eqn not in dependent], env)
+            for half, output in enumerate(gate_up.outputs):
+                acc = lax.convert_element_type(arguments[half], product.aval.dtype)
                 if gate_up.is_dropped:
                     acc = lax.expand_dims(acc, (gate_up.dimension,))
-                values = {x: _gate_or_up(y, place, gate_up) for x, y in known.items()}
+                values = {x: _gate_or_up(y, half, gate_up) for x, y in env.items()}
                 values[product] = acc
-                _run(of_product, values)
-                found = values[_split_variable(self.whole, gate_up)]
+                _run(dependent, values)
+                result = values[_split_variable(self.before_split, gate_up)]
                 if gate_up.is_dropped:
-                    found = lax.squeeze(found, (gate_up.dimension,))
-                known[output] = found
-            _run(self.equations, known)
-            return [_value(x, known) for x in self.results]
+                    result = lax.squeeze(result, (gate_up.dimension,))
+                env[output] = result
+            _run(self.equations, env)
+            return [_value(x, env) for x in self.results]
 
         accs, _ = _converted(self.calls * 2, gate_up.outputs, accumulator)
         return jax.make_jaxpr(run)(*(x.aval for x in (*accs, *self.inputs)))
@@ -163,9 +163,9 @@ def _converted(calls, products, accumulator: np.dtype) -> tuple[list, list[core.
     return accs, conversions
 
 
-def _split_variable(whole: Sequence[core.JaxprEqn], gate_up: GateUp) -> core.Var:
+def _split_variable(before_split: Sequence[core.JaxprEqn], gate_up: GateUp) -> core.Var:
     """Return the variable that is split into gate and up."""
-    return whole[-1].outvars[0] if gate_up.chain else gate_up.product
+    return before_split[-1].outvars[0] if gate_up.chain else gate_up.product
 
 
 def _computed_from(product: core.Var, equations: Sequence[core.JaxprEqn]) -> list[core.JaxprEqn]:
@@ -177,26 +177,26 @@ def _computed_from(product: core.Var, equations: Sequence[core.JaxprEqn]) -> lis
     return found
 
 
-def _gate_or_up(x: jax.Array, place: int, gate_up: GateUp) -> jax.Array:
-    """Return an array's slice for gate (place 0) or up (1), or the array if it broadcasts."""
+def _gate_or_up(x: jax.Array, half: int, gate_up: GateUp) -> jax.Array:
+    """Return an array's slice for gate (half 0) or up (1), or the array if it broadcasts."""
     shape, dimension = gate_up.product.aval.shape, gate_up.dimension
     size = shape[dimension]
     if x.ndim != len(shape) or x.shape[dimension] != size:
         return x
     if gate_up.is_interleaved:
-        return lax.slice_in_dim(x, place, size, 2, dimension)
-    return lax.slice_in_dim(x, place * (size // 2), (place + 1) * (size // 2), axis=dimension)
+        return lax.slice_in_dim(x, half, size, 2, dimension)
+    return lax.slice_in_dim(x, half * (size // 2), (half + 1) * (size // 2), axis=dimension)
 
 
-def _run(equations: Sequence[core.JaxprEqn], known: dict) -> None:
-    """Compute equations from known values of variables, and add their results to `known`."""
+def _run(equations: Sequence[core.JaxprEqn], env: dict) -> None:
+    """Evaluate equations in an environment, {variable: value}, and add their results to it."""
     for eqn in equations:
-        operands = [_value(x, known) for x in eqn.invars]
-        known |= zip(eqn.outvars, bound(eqn, eqn.params, operands), strict=True)
+        operands = [_value(x, env) for x in eqn.invars]
+        env |= zip(eqn.outvars, bound(eqn, eqn.params, operands), strict=True)
 
 
-def _value(atom, known: dict):
-    return atom.val if isinstance(atom, core.Literal) else known[atom]
+def _value(atom, env: dict):
+    return atom.val if isinstance(atom, core.Literal) else env[atom]
 
 
 @functools.lru_cache(maxsize=64)
@@ -268,41 +268,41 @@ _WIDENED = (EXPRESSIONS.keys() | EXPANSIONS.keys()) - {
 }
 
 
-def _wide(function: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, int]:
+def _without_roundings(function: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, int]:
     """Return a function computed in float32 instead of narrower floats, and the roundings saved."""
     count = 0
 
     def run(*arguments):
         nonlocal count
         count = 0
-        known = dict(zip(function.jaxpr.invars, arguments, strict=True))
+        env = dict(zip(function.jaxpr.invars, arguments, strict=True))
 
-        def find(atom):
-            return _value(atom, known)
+        def read(atom):
+            return _value(atom, env)
 
         for eqn in function.jaxpr.eqns:
             narrow = [is_narrow(x.aval.dtype) for x in eqn.outvars]
             if eqn.primitive.name == "convert_element_type" and narrow == [True]:
-                known[eqn.outvars[0]] = lax.convert_element_type(find(eqn.invars[0]), jnp.float32)
+                env[eqn.outvars[0]] = lax.convert_element_type(read(eqn.invars[0]), jnp.float32)
                 count += np.dtype(eqn.invars[0].aval.dtype).itemsize >= 4
             elif eqn.primitive.name in _WIDENED:
-                operands = [_widened(find(x), x.aval.dtype) for x in eqn.invars]
-                known |= zip(eqn.outvars, bound(eqn, eqn.params, operands), strict=True)
+                operands = [_widened(read(x), x.aval.dtype) for x in eqn.invars]
+                env |= zip(eqn.outvars, bound(eqn, eqn.params, operands), strict=True)
                 count += sum(narrow)
             else:
-                operands = [_rounded(find(x), x.aval.dtype) for x in eqn.invars]
-                known |= zip(eqn.outvars, bound(eqn, eqn.params, operands), strict=True)
-        return [_rounded(find(x), x.aval.dtype) for x in function.jaxpr.outvars]
+                operands = [_rounded(read(x), x.aval.dtype) for x in eqn.invars]
+                env |= zip(eqn.outvars, bound(eqn, eqn.params, operands), strict=True)
+        return [_rounded(read(x), x.aval.dtype) for x in function.jaxpr.outvars]
 
-    made = jax.make_jaxpr(run)(*function.in_avals)
-    # Results keep their last rounding, also where they are concatenated with another result.
+    widened_function = jax.make_jaxpr(run)(*function.in_avals)
+    # Results, and operands of primitives that are not widened, are still rounded to their dtype.
     others = [eqn for eqn in function.jaxpr.eqns if eqn.primitive.name not in _WIDENED]
     read = [*function.jaxpr.outvars, *(x for eqn in others for x in eqn.invars)]
     rounded = {x for x in read if not isinstance(x, core.Literal)}
     widened = (eqn for eqn in function.jaxpr.eqns if eqn.primitive.name in _WIDENED)
     widened = {x for eqn in widened for x in eqn.outvars}
     kept = sum(is_narrow(x.aval.dtype) for x in rounded & widened)
-    return (made, count - kept) if count > kept else (function, 0)
+    return (widened_function, count - kept) if count > kept else (function, 0)
 
 
 def _widened(x, dtype):

@@ -1,4 +1,4 @@
-"""Linear primitives that stand in tangents, so that reverse mode is made of fused products.
+"""Linear primitives that JVP rules bind, whose transposes are fused products.
 
     tcgemm_activated_tangent      out = dot_general(df, rhs), df the tangent of f(Z) for dZ + dbias
         its transpose is one product with a derivative as epilogue, dZ = f'(Z) * (g rhs^T), which
@@ -6,11 +6,11 @@
     tcgemm_accumulating_tangent   out = dot_general(lhs, drhs)
         its transpose adds to what a buffer holds, drhs = buffer + lhs^T g, in the buffer's dtype
 
-Going forwards both are their unfused selves.
+In forward mode both are computed unfused.
 
 Parameters, all static: options, dimension_numbers, permutation, precision, preferred_element_type,
-out_sharding; of the first also activation, pair (the dimension of Z that tells gate
-and up apart, or None) and bias_axes (the dimensions of Z that dbias has, None where there is none).
+out_sharding; of tcgemm_activated_tangent also activation, gate_up_axis (the axis of Z of size 2
+that stacks gate and up, or None) and bias_axes (the axes of Z that dbias has, or None).
 """
 
 import functools
@@ -42,20 +42,20 @@ def activated_tangent(
     *,
     dimension_numbers,
     activation,
-    pair=None,
+    gate_up_axis=None,
     bias_axes=None,
     out_sharding=None,
     **params,
 ):
-    """Binds the first; the parameters of a plain product are those of f(Z) and rhs."""
-    ndim = z.ndim - (pair is not None)
+    """Bind tcgemm_activated_tangent; dimension_numbers are of the product of f(Z) and rhs."""
+    ndim = z.ndim - (gate_up_axis is not None)
     vectors = () if dbias is None else (dbias,)
     return activated_tangent_p.bind(
         *same_varying(dz, z, rhs, *vectors),
         dimension_numbers=dimension_numbers,
         permutation=tuple(range(plain.result_ndim(ndim, rhs.ndim, dimension_numbers))),
         activation=activation,
-        pair=pair,
+        gate_up_axis=gate_up_axis,
         bias_axes=None if dbias is None else bias_axes,
         out_sharding=out_sharding,
         **params,
@@ -63,7 +63,7 @@ def activated_tangent(
 
 
 def accumulating_tangent(drhs, lhs, buffer, *, dimension_numbers, out_sharding=None, **params):
-    """Binds the second; `buffer` and `drhs` are alike."""
+    """Bind tcgemm_accumulating_tangent; `buffer` has the shape and dtype of `drhs`."""
     return accumulating_tangent_p.bind(
         *same_varying(drhs, lhs, buffer),
         dimension_numbers=dimension_numbers,
@@ -73,20 +73,23 @@ def accumulating_tangent(drhs, lhs, buffer, *, dimension_numbers, out_sharding=N
     )
 
 
-def activated_unfused(dz, z, rhs, *dbias, activation, pair, bias_axes, **params):
-    """The first by a plain product."""
+def activated_unfused(dz, z, rhs, *dbias, activation, gate_up_axis, bias_axes, **params):
+    """Compute tcgemm_activated_tangent by a product without an epilogue."""
     wide = wide_dtype(dz.dtype)
     tangent = dz.astype(wide)
     for x in dbias:
         shape = [n if axis in bias_axes else 1 for axis, n in enumerate(dz.shape)]
         tangent = tangent + broadcast_to(x.astype(wide).reshape(shape), dz)
-    both = ([x] if pair is None else gate_and_up(x, pair) for x in (z.astype(wide), tangent))
+    both = (
+        [x] if gate_up_axis is None else gate_and_up(x, gate_up_axis)
+        for x in (z.astype(wide), tangent)
+    )
     df = push_forward(activation, *both).astype(dz.dtype)
     return plain.dot_general(df, rhs, **params)
 
 
 def accumulating_unfused(drhs, lhs, buffer, **params):
-    """The second by a plain product."""
+    """Compute tcgemm_accumulating_tangent by a product without an epilogue."""
     del buffer
     return plain.dot_general(lhs, drhs.astype(lhs.dtype), **params)
 
@@ -98,13 +101,15 @@ UNFUSED = {}
 
 
 def define_linear(p: core.Primitive, f, run=None) -> None:
-    """Gives a primitive the rules that follow from its being the same function as another.
+    """Register the rules of a primitive that follow from a function that computes the same.
+
+    These are its implementation, typing, JVP, lowering and jet. Batching and transposition are not.
 
     Args:
-      p: the primitive; batching and transposition are still to be given.
-      f: a function of the same operands and parameters, to an array, which types and
-        differentiates it.
-      run: what it is lowered to, where that is not `f`.
+      p: the primitive.
+      f: function of the same operands and parameters that returns an array. It is traced for
+        typing and for derivatives.
+      run: function to lower instead of `f`, or None.
     """
     UNFUSED[p] = f
     p.def_impl(functools.partial(xla.apply_primitive, p))
@@ -133,16 +138,16 @@ define_linear(accumulating_tangent_p, accumulating_unfused)
 
 
 def _batch_activated(axis_data, args, dims, **params):
-    """dZ, Z and the bias go together: what is mapped of one is mapped of all."""
+    """Batch dZ, Z and dbias together: if one is mapped, dZ and Z are broadcast."""
     dz, z, rhs, *dbias = args
     dz_dim, z_dim, rhs_dim, *bias_dim = dims
-    lhs_ndim = (z.ndim - (z_dim is not None)) - (params["pair"] is not None)
+    lhs_ndim = (z.ndim - (z_dim is not None)) - (params["gate_up_axis"] is not None)
     lhs_dim = None
     if any(dim is not None for dim in (dz_dim, z_dim, *bias_dim)):
         lhs_dim, size = 0, axis_data.size
         dz, z = (moved(x, d, 0, size) for x, d in ((dz, dz_dim), (z, z_dim)))
-        if params["pair"] is not None:
-            params["pair"] += 1
+        if params["gate_up_axis"] is not None:
+            params["gate_up_axis"] += 1
         if dbias:
             bias_axes = tuple(axis + 1 for axis in params["bias_axes"])
             params["bias_axes"] = bias_axes if bias_dim[0] is None else (0, *bias_axes)
@@ -227,7 +232,7 @@ def _transpose_activated(
     permutation,
     precision,
     activation,
-    pair,
+    gate_up_axis,
     bias_axes,
     **_,
 ):
@@ -237,24 +242,28 @@ def _transpose_activated(
     if type(g) is ad.Zero:
         return [None] * (3 + len(dbias))
     numbers, order = plain.cotangent_numbers(
-        z.ndim - (pair is not None), rhs.ndim, dimension_numbers, permutation, is_rhs=False
+        z.ndim - (gate_up_axis is not None), rhs.ndim, dimension_numbers, permutation, is_rhs=False
     )
     sum_axes = None
-    if dbias:  # Of the accumulator, which lacks `pair`.
-        own = [axis for axis in range(z.ndim) if axis not in bias_axes and axis != pair]
-        sum_axes = tuple(axis - (pair is not None and axis > pair) for axis in own)
-    out_sharding = shardings.of_cotangent(jax.typeof(z), without=pair)
+    if dbias:  # Axes of the accumulator, which has no gate_up_axis.
+        own = [axis for axis in range(z.ndim) if axis not in bias_axes and axis != gate_up_axis]
+        sum_axes = tuple(axis - (gate_up_axis is not None and axis > gate_up_axis) for axis in own)
+    out_sharding = shardings.of_cotangent(jax.typeof(z), without=gate_up_axis)
     how = {"permutation": order, "precision": precision, "out_sharding": out_sharding}
-    layer = PullBack(np.dtype(z.dtype), activation, pair, sum_axes)
-    # Z is mostly of no more use: its cotangent, as large, needs no memory of its own.
+    layer = PullBack(np.dtype(z.dtype), activation, gate_up_axis, sum_axes)
+    # Z is usually not needed any more: its cotangent, which has its size, takes its memory.
     encoding = Plain.of(g, rhs, numbers, **how)
-    found, *sums = with_layer(encoding, (g, rhs), (z,), options, layer, in_place=0)
-    bars = [found.astype(_aval(dz).dtype), None, None]
+    dz_bar, *sums = with_layer(encoding, (g, rhs), (z,), options, layer, in_place=0)
+    bars = [dz_bar.astype(_aval(dz).dtype), None, None]
     if dbias:
         aval, total = _aval(dbias[0]), sums[0]
         if len(sums) == 2:
-            # Where the bias has no `pair` it is one for gate and up.
-            total = jnp.stack(sums, bias_axes.index(pair)) if pair in bias_axes else sum(sums)
+            # A bias without the gate_up_axis is shared by gate and up.
+            total = (
+                jnp.stack(sums, bias_axes.index(gate_up_axis))
+                if gate_up_axis in bias_axes
+                else sum(sums)
+            )
         bars.append(partitioning.resharded(total.astype(aval.dtype), aval.sharding))
     undefined = [ad.is_undefined_primal(x) for x in (dz, z, rhs, *dbias)]
     return [bar if u else None for bar, u in zip(bars, undefined, strict=True)]

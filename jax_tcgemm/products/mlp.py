@@ -360,7 +360,7 @@ def _block_jvp(spec: _Spec, primals, tangents):
                 dup_bias,
                 dimension_numbers=_contracting_last(h),
                 activation=spec.activation,
-                pair=spec.pair,
+                gate_up_axis=spec.pair,
                 bias_axes=tuple(range(h.ndim - 1, z.ndim)),
                 preferred_element_type=out.dtype,
                 out_sharding=spec.out_sharding,

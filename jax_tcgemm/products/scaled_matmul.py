@@ -247,4 +247,4 @@ def _of_rows(x: jax.Array, scales: jax.Array, block) -> jax.Array:
     """Expand scales of blocks of rows to per-row scales; a scalar is returned as it is."""
     if scales.ndim == 0:
         return scales
-    return BlockScales(x.shape, scales.shape, block, x.ndim - 2).spread(scales)
+    return BlockScales(x.shape, scales.shape, block, x.ndim - 2).repeated_to_elements(scales)

@@ -69,15 +69,15 @@ Status launch_pass(DType in_type, Pass pass, const void* in, void* out, const De
   int64_t blocks = 0;
   if (is_rows) {
     constexpr int64_t kLongRowBytes = 8192;
-    const bool is_long = pass.part * dtype_bytes(in_type) >= kLongRowBytes;
-    pass.tiles = is_long ? kThreads / 32 : 1;
+    const bool is_long = pass.elements_per_split * dtype_bytes(in_type) >= kLongRowBytes;
+    pass.warps_per_row = is_long ? kThreads / 32 : 1;
     blocks = ceil_div(pass.outer * pass.splits, is_long ? 1 : kThreads / 32);
   } else {
     const int64_t columns = ceil_div(pass.inner, count);
-    pass.lanes = 1;
-    while (pass.lanes < 32 && pass.lanes < columns) pass.lanes *= 2;
-    pass.tiles = ceil_div(columns, pass.lanes);
-    blocks = pass.outer * pass.splits * pass.tiles;
+    pass.threads_inner = 1;
+    while (pass.threads_inner < 32 && pass.threads_inner < columns) pass.threads_inner *= 2;
+    pass.inner_tiles = ceil_div(columns, pass.threads_inner);
+    blocks = pass.outer * pass.splits * pass.inner_tiles;
   }
   const auto launch = [&](auto infinity) {
     return launch_blocks("reduction kernel", *kernel, blocks, kThreads, 0, stream, in, out, pass, infinity);
@@ -86,8 +86,8 @@ Status launch_pass(DType in_type, Pass pass, const void* in, void* out, const De
   return launch(std::numeric_limits<float>::infinity());
 }
 
-// The passes of a reduction: of all of it, or of parts and then of these, which are rows of an array
-// (outer, splits, inner), and small.
+// The launches of a reduction: one, or one for the splits and one that reduces their results, a small array (outer,
+// splits, inner).
 std::vector<Pass> passes_of(const Reduction& r, int num_sms) {
   Pass pass{};
   parse_op(r.op, &pass.op);
@@ -95,13 +95,13 @@ std::vector<Pass> passes_of(const Reduction& r, int num_sms) {
   pass.reduced = r.reduced;
   pass.inner = r.inner;
   const int64_t splits = num_splits(r, num_sms);
-  pass.part = splits == 1 ? r.reduced : ceil_div(ceil_div(r.reduced, splits), 128) * 128;
-  pass.splits = ceil_div(r.reduced, pass.part);
+  pass.elements_per_split = splits == 1 ? r.reduced : ceil_div(ceil_div(r.reduced, splits), 128) * 128;
+  pass.splits = ceil_div(r.reduced, pass.elements_per_split);
   pass.out = float_type(r.out);
   if (pass.splits == 1) return {pass};
   Pass first = pass, second = pass;
   first.out = FloatType::kF32;
-  second.reduced = second.part = pass.splits;
+  second.reduced = second.elements_per_split = pass.splits;
   second.splits = 1;
   return {first, second};
 }

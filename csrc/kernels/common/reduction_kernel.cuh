@@ -1,12 +1,12 @@
 // Reductions over one mode of a packed array (outer, reduced, inner).
 //
-//   inner == 1   rows_kernel: a warp for each row, or a block for each where rows are long
-//   inner > 1    columns_kernel: lanes side by side on the contiguous inner mode, the others of the
-//                block below them, and their partial results added through shared memory
+//   inner == 1   rows_kernel: a warp for each row, or a CTA for each where rows are long
+//   inner > 1    columns_kernel: `threads_inner` threads of a CTA along the contiguous inner mode; the other threads
+//                reduce other indices of the same columns, and partial results are combined in shared memory
 //
-// Where outer * inner is too small to fill the device, the reduced mode is split: each part is reduced
-// into the workspace, in float32 (float64 for float64), and the parts by a second launch. 256 threads a
-// block; 16-byte loads where every row is aligned to them. Nothing is atomic.
+// Where outer * inner is too small to fill the device, the reduced mode is split: each split is reduced into the
+// workspace, in float32 (float64 for float64), and a second launch reduces the splits. A CTA has 256 threads; loads
+// have 16 bytes where every row is aligned to them. There are no atomics.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +50,7 @@ __device__ __forceinline__ void store(void* out, int64_t index, float value, Flo
   }
 }
 
-// Adds every `step`th of the packs [first, last), which lie `stride` packs apart, to `acc`.
+// Reduces the packs first, first + step, ... below last into `acc`; neighbors are `stride` packs apart in memory.
 template <typename In, typename Acc, int kCount>
 __device__ __forceinline__ void accumulate_strided(Acc (&acc)[kCount], const Pack<In, kCount>* in, int64_t first,
                                                    int64_t last, int64_t step, int64_t stride, const Reducer<Acc>& op) {
@@ -72,25 +72,25 @@ __global__ void __launch_bounds__(kThreads)
   using Acc = typename Accumulator<In>::type;
   __shared__ Acc partials[kThreads / 32];
   const Reducer<Acc> op{pass.op};
-  const int threads_a_row = static_cast<int>(pass.tiles) * 32;
-  const int64_t index = int64_t{blockIdx.x} * (kThreads / threads_a_row) + threadIdx.x / threads_a_row;
-  // Whole warps fall out, and no thread of a block that reduces together.
+  const int threads_per_row = static_cast<int>(pass.warps_per_row) * 32;
+  const int64_t index = int64_t{blockIdx.x} * (kThreads / threads_per_row) + threadIdx.x / threads_per_row;
+  // All threads of a row return together, so that the reductions of warps and CTAs below are convergent.
   if (index >= pass.outer * pass.splits) return;
   const int64_t row = index / pass.splits, split = index % pass.splits;
-  const int64_t first = split * pass.part;
-  const int64_t last = min(first + pass.part, pass.reduced);
+  const int64_t first = split * pass.elements_per_split;
+  const int64_t last = min(first + pass.elements_per_split, pass.reduced);
   Acc acc[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) acc[i] = op.identity(infinity);
   const auto* packs =
       reinterpret_cast<const Pack<In, kCount>*>(static_cast<const In*>(in) + row * pass.reduced + first);
-  accumulate_strided<In>(acc, packs, threadIdx.x % threads_a_row, (last - first) / kCount, threads_a_row, 1, op);
+  accumulate_strided<In>(acc, packs, threadIdx.x % threads_per_row, (last - first) / kCount, threads_per_row, 1, op);
   Acc total = acc[0];
 #pragma unroll
   for (int i = 1; i < kCount; ++i) total = op(total, acc[i]);
-  total =
-      threads_a_row == 32 ? warp_reduce(total, op) : block_reduce<kThreads>(total, op.identity(infinity), op, partials);
-  if (threadIdx.x % threads_a_row == 0) store(out, index, total, pass.out);
+  total = threads_per_row == 32 ? warp_reduce(total, op)
+                                : block_reduce<kThreads>(total, op.identity(infinity), op, partials);
+  if (threadIdx.x % threads_per_row == 0) store(out, index, total, pass.out);
 }
 
 template <typename In, int kCount>
@@ -101,36 +101,37 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ Acc partials[kThreads][kCount];
   const Reducer<Acc> op{pass.op};
   int64_t index = blockIdx.x;
-  const int64_t tile_idx = index % pass.tiles;
-  index /= pass.tiles;
+  const int64_t tile_idx = index % pass.inner_tiles;
+  index /= pass.inner_tiles;
   const int64_t outer_idx = index / pass.splits, split = index % pass.splits;
-  const int column_idx = static_cast<int>(threadIdx.x) % pass.lanes;
-  const int row_idx = static_cast<int>(threadIdx.x) / pass.lanes, rows = kThreads / pass.lanes;
-  const int64_t column = (tile_idx * pass.lanes + column_idx) * kCount;
+  const int inner_thread = static_cast<int>(threadIdx.x) % pass.threads_inner;
+  const int outer_thread = static_cast<int>(threadIdx.x) / pass.threads_inner,
+            outer_threads = kThreads / pass.threads_inner;
+  const int64_t column = (tile_idx * pass.threads_inner + inner_thread) * kCount;
   const bool inside = column < pass.inner;
   Acc acc[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) acc[i] = op.identity(infinity);
   if (inside) {
-    const int64_t first = split * pass.part;
-    const int64_t last = min(first + pass.part, pass.reduced);
+    const int64_t first = split * pass.elements_per_split;
+    const int64_t last = min(first + pass.elements_per_split, pass.reduced);
     const auto* packs = reinterpret_cast<const Pack<In, kCount>*>(
         static_cast<const In*>(in) + (outer_idx * pass.reduced + first) * pass.inner + column);
-    accumulate_strided<In>(acc, packs, row_idx, last - first, rows, pass.inner / kCount, op);
+    accumulate_strided<In>(acc, packs, outer_thread, last - first, outer_threads, pass.inner / kCount, op);
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) partials[threadIdx.x][i] = acc[i];
-  for (int half = rows / 2; half > 0; half /= 2) {
+  for (int offset = outer_threads / 2; offset > 0; offset /= 2) {
     __syncthreads();
-    if (row_idx < half) {
+    if (outer_thread < offset) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        acc[i] = op(acc[i], partials[threadIdx.x + half * pass.lanes][i]);
+        acc[i] = op(acc[i], partials[threadIdx.x + offset * pass.threads_inner][i]);
         partials[threadIdx.x][i] = acc[i];
       }
     }
   }
-  if (inside && row_idx == 0) {
+  if (inside && outer_thread == 0) {
     const int64_t target = (outer_idx * pass.splits + split) * pass.inner + column;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) store(out, target + i, acc[i], pass.out);

@@ -10,14 +10,15 @@ namespace tcgemm::reduction {
 
 inline constexpr int kThreads = 256;
 
-// One launch: `splits` parts of `part` reduced indices each; out is (outer, splits, inner).
+// One launch. The reduced mode is divided into `splits` of `elements_per_split`; out is (outer, splits, inner).
 struct Pass {
   ReduceOp op;
   int64_t outer, reduced, inner;
-  int64_t splits, part;
-  FloatType out;  // unless the operand is float64: then so is the result
-  int64_t tiles;  // rows_kernel: warps a row; columns_kernel: blocks side by side
-  int lanes;      // columns_kernel: threads side by side, a power of two
+  int64_t splits, elements_per_split;
+  FloatType out;          // unless the operand is float64: then so is the result
+  int64_t warps_per_row;  // of rows_kernel
+  int64_t inner_tiles;    // of columns_kernel: CTAs along the inner mode
+  int threads_inner;      // of columns_kernel: threads of a CTA along the inner mode, a power of two
 };
 
 }  // namespace tcgemm::reduction

@@ -1,10 +1,10 @@
-// Grouped products by mma.sync (core/ragged_problem.h), for sm_80 and later and for operands of any
-// alignment. The grid has a block for as many tiles as there may be; each finds its own from the group
-// sizes, and those that are left over end. Main loop and store are those of kernel.cuh: to them a tile's
-// group is a matrix of its own, so that nothing outside it is ever read.
+// Grouped products by mma.sync (core/ragged_problem.h), for sm_80 and later and for operands of any alignment. The grid
+// has as many CTAs as any group sizes need; each CTA locates its tile from the group sizes, and surplus CTAs return. To
+// the main loop and the store, which are those of kernel.cuh, a tile's group is a GEMM with bounds of its own, so that
+// nothing outside the group is read.
 //
-//   rows         A is the tokens, whose rows end with the group; B the group's weights
-//   contraction  both operands hold tokens in rows of K, which begins and ends with the group
+//   rows         grouped along M: A is the tokens, whose rows end with the group; B is the group's weights
+//   contraction  grouped along K: both operands hold tokens in rows of K, which begins and ends with the group
 #pragma once
 
 #include <cstdint>
@@ -16,22 +16,23 @@
 
 namespace tcgemm::mma {
 
-// Tiles of a segment, and where each of them lies: in rows m counts from the segment's first token.
+// Number of CTA tiles of a segment. In the form rows, m counts from the segment's first token.
 template <typename Traits>
 struct RaggedTiles {
   using Config = typename Traits::Config;
-  static constexpr bool kIsRows = Traits::A::kKMajor;
-  int32_t rows, columns;  // rows: of a contraction's D
+  static constexpr bool kIsRows = Traits::A::kKMajor;  // A contraction loads tokens along K, with M contiguous.
+  int32_t tiles_m, tiles_n;                            // tiles_m is of a contraction's D; tokens decide it in rows.
 
   __device__ __forceinline__ int32_t num_tiles(bool is_group, int32_t tokens) const {
-    return kIsRows ? tile_rows(tokens) * columns : is_group ? rows * columns : 0;
+    return kIsRows ? num_tiles_m(tokens) * tiles_n : is_group ? tiles_m * tiles_n : 0;
   }
-  __device__ __forceinline__ int32_t tile_rows(int32_t tokens) const {
-    return kIsRows ? (tokens + Config::kTileM - 1) / Config::kTileM : rows;
+  __device__ __forceinline__ int32_t num_tiles_m(int32_t tokens) const {
+    return kIsRows ? (tokens + Config::kTileM - 1) / Config::kTileM : tiles_m;
   }
 };
 
-// By the first warp; what it finds out all threads learn. k < 0: there is no such tile.
+// Finds the tile of this CTA: the first warp searches, and all threads read the result from shared memory. Sets k to -1
+// where the CTA has no tile. Rows that belong to no group are a segment with group -1, whose k is 0: zeros are stored.
 template <typename Traits>
 __device__ __forceinline__ void find_work(const RaggedParams& params, Work* work, int64_t* m_end) {
   using Config = typename Traits::Config;
@@ -57,11 +58,11 @@ __device__ __forceinline__ void find_work(const RaggedParams& params, Work* work
     return;
   }
   const int32_t tokens = segment.token_end - segment.token_begin;
-  const TilePlace place = TilePlace::make(shared_tile, tiles.tile_rows(tokens), tiles.columns);
+  const SerpentineTile coord = SerpentineTile::make(shared_tile, tiles.num_tiles_m(tokens), tiles.tiles_n);
   work->split_idx = 0;
   work->batch_idx = max(segment.group, 0);
-  work->m_idx = (Tiles::kIsRows ? segment.token_begin : 0) + place.row * Config::kTileM;
-  work->n_idx = place.column * Config::kTileN;
+  work->m_idx = (Tiles::kIsRows ? segment.token_begin : 0) + coord.row * Config::kTileM;
+  work->n_idx = coord.column * Config::kTileN;
   work->k_begin = Tiles::kIsRows ? 0 : segment.token_begin;
   work->k = !Tiles::kIsRows ? tokens : segment.group < 0 ? 0 : static_cast<int>(params.gemm.k);
   *m_end = Tiles::kIsRows ? segment.token_end : params.gemm.m;
@@ -90,21 +91,21 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   loop.b_address = b_address + B::lane_offset(warp_n);
   const Params& gemm = params.gemm;
   if (work.k > 0) {
-    const int num_tiles = work.num_k_tiles(Traits::kTileK);
+    const int num_k_tiles = work.num_k_tiles(Traits::kTileK);
     const auto a_source = A::make_source(gemm.a.data, gemm.a.ld, work.m_idx, work.k_begin, m_end, a_address);
     const auto b_source =
         B::make_source(gemm.b.at_batch(work.batch_idx), gemm.b.ld, work.n_idx, work.k_begin, gemm.n, b_address);
     if (gemm.a_granularity == kChunkBytes && gemm.b_granularity == kChunkBytes) {
-      loop.run(AlignedCopies<Traits>(a_source, b_source, num_tiles, work.k), num_tiles);
+      loop.run(AlignedCopies<Traits>(a_source, b_source, num_k_tiles, work.k), num_k_tiles);
     } else {
       loop.run(UnalignedCopies<Traits>{{}, a_source, b_source, gemm.a_granularity, gemm.b_granularity, work.k},
-               num_tiles);
+               num_k_tiles);
     }
   }
-  // In rows D is one matrix, of which this tile's group may write as far as its tokens go.
-  Params stored = gemm;
-  stored.m = m_end;
-  store_tile<Traits>(stored, Bare{}, loop.accumulators, a_address + warp * Traits::kStagingBytesPerWarp,
+  // In the form rows, all groups share one D: the store ends with the group's last row.
+  Params store_params = gemm;
+  store_params.m = m_end;
+  store_tile<Traits>(store_params, Bare{}, loop.accumulators, a_address + warp * Traits::kStagingBytesPerWarp,
                      {0, RaggedTiles<Traits>::kIsRows ? 0 : work.batch_idx, work.m_idx + warp_m, work.n_idx + warp_n});
 #else
   __trap();  // cp.async and these mma shapes begin with sm_80.

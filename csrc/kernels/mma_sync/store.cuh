@@ -179,7 +179,7 @@ __device__ __forceinline__ void store_rows_function(const epilogue::FunctionPara
   constexpr int kGroups = 4;
   static_assert(Traits::Config::kWarpN % (8 * kGroups) == 0, "parts cover a row");
   const int lane = threadIdx.x % 32;
-  const epilogue::BatchPlace batch(params, warp_tile.batch_idx);
+  const epilogue::MatrixIndex batch(params, warp_tile.batch_idx);
 #pragma unroll 1
   for (int eight = 0; eight < 2; ++eight) {
     constexpr FragmentOrder kOrder = Traits::A::kOrder;

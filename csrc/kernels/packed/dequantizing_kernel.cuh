@@ -55,7 +55,7 @@ class DequantizingBlock : public WideBlock<Config, Weight, X, Epilogue> {
   }
 
  private:
-  // Scales and subtrahends of this lane's two columns of a tile, g and g + 8.
+  // Scales and zero-point terms of this lane's two columns of a tile, g and g + 8.
   struct Columns {
     Scales scales;
     uint32_t zeros[2];
@@ -161,7 +161,7 @@ class DequantizingBlock : public WideBlock<Config, Weight, X, Epilogue> {
     if constexpr (Weight::kZeroPoints) {
       // mutant: zeros_of_the_next_column
       const uint32_t zeros = stage + kGeometry.zeros_offset() + place * 32 + lane_ / 4 * 4;
-      subtrahends<Weight, X>(ptx::ld_shared_u32(zeros), found.zeros);
+      zero_point_terms<Weight, X>(ptx::ld_shared_u32(zeros), found.zeros);
     }
     return found;
   }
@@ -179,14 +179,14 @@ class DequantizingBlock : public WideBlock<Config, Weight, X, Epilogue> {
       found.scales = Scales(both);
       if constexpr (Weight::kZeroPoints) {
         const auto* const zeros = reinterpret_cast<const uint32_t*>(params_.zero_points);
-        subtrahends<Weight, X>(is_there ? zeros[place] : 0, found.zeros);
+        zero_point_terms<Weight, X>(is_there ? zeros[place] : 0, found.zeros);
       }
     }
     return found;
   }
 
   static __device__ __forceinline__ void set_zeros(Columns& columns) {
-    columns.zeros[0] = columns.zeros[1] = subtrahend<X, Weight::kBits>(Weight::kZero);
+    columns.zeros[0] = columns.zeros[1] = zero_point_term<X, Weight::kBits>(Weight::kZero);
   }
 
   int32_t num_loaded_ = 0;

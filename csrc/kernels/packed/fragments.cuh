@@ -1,18 +1,21 @@
-// From bits of a packed weight to fragments of the instruction's A, in registers.
+// From the codes of a packed weight to A fragments of the MMA, in registers.
 //
-// A word has a step's eight integers: of the rows g and g + 8 of A (r = 0, 1), of both halves of its 16 columns
-// (h = 0, 1), two neighbors (e = 0, 1). The pair p = 2h + r is A's register p.
+// A is the transposed weight: row g + 8r of a fragment (g = lane / 4; r = 0, 1) is column n = g + 8r of a tile of 16
+// columns. A 32-bit word has the lane's eight codes of one k-step of 16: for each column, two neighbors (e = 0, 1) of
+// both halves of K (h = 0, 1). Register p = 2h + r of A is the pair of codes e = 0, 1:
 //
-//   4 bits   pair p at bits 4p and 16 + 4p; of a table at bits 8p and 8p + 4; float4_e2m1fn: expand_float4
-//   8 bits   a word for each h: pair r at bits 8r and 16 + 8r
+//   4 bits          pair p at bits 4p and 16 + 4p
+//   4 bits, table   pair p at bits 8p and 8p + 4
+//   float4_e2m1fn   expand_float4
+//   8 bits          a word for each h: pair r at bits 8r and 16 + 8r
 //
-// An unsigned integer u becomes a float without conversion: in the low bits of 128 (bf16) or 1024 (f16) it is
-// 128 + u, of which 128 + zero is subtracted, exactly.
+// An unsigned integer u becomes a float without a conversion: in the low bits of the number M, 128 in bf16 and 1024 in
+// f16, it makes M + u exactly, of which M + zero is subtracted.
 //
-// Beside x of 8-bit floats all of two words are the A of one instruction, whose K is 32: of four neighbors in memory
-// the second and third are exchanged, as order_kernel.cuh exchanges those of x. The number of an e4m3 is, up to 16,
-// what its bits count: units of 2^-9, to be multiplied away. So differences of 4 bits are converted by integers'
-// operations, of four at once.
+// Beside x of 8-bit floats, two words are the A fragment of one instruction, whose K is 32: of four neighbors in memory
+// the second and third are exchanged, as order_kernel.cuh exchanges those of x. Up to 16, the value of an e4m3 is its
+// code times 2^-9, a factor that is multiplied away later. So u - zero of 4 bits is converted by integer operations on
+// four bytes at once.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -33,8 +36,8 @@ namespace tcgemm::packed {
 template <typename X>
 inline constexpr bool kIsFloat8 = std::is_same_v<X, ptx::E4M3>;
 
-// What one bit of an e4m3 counts, up to 16.
-inline constexpr float kFloat8Unit = 1.0f / 512;
+// The value of an e4m3 up to 16 divided by its code.
+inline constexpr float kE4M3Unit = 1.0f / 512;
 
 template <typename X>
 using Pair = std::conditional_t<std::is_same_v<X, __half>, __half2, __nv_bfloat162>;
@@ -63,11 +66,12 @@ __device__ __forceinline__ uint32_t multiply(uint32_t x, uint32_t y) {
   return bits_of(__hmul2(pair_from<X>(x), pair_from<X>(y)));
 }
 
-// What is subtracted from a pair of one column, of which `zero` is the zero as it is stored.
+// The operand of a conversion that has the stored zero point `zero` of a column: what f16 and bf16 subtract from a
+// pair, or 16 - zero, which e4m3 adds to four bytes.
 template <typename X, int kBits>
-__device__ __forceinline__ uint32_t subtrahend(uint32_t zero) {
+__device__ __forceinline__ uint32_t zero_point_term(uint32_t zero) {
   if constexpr (kIsFloat8<X>) {
-    return (16 - zero) * 0x01010101u;  // what is added: less than 16 are below zero
+    return (16 - zero) * 0x01010101u;  // sums below 16 are negative values
   } else if constexpr (std::is_same_v<X, __half>) {
     return (0x6400u + zero) * 0x10001u;
   } else if constexpr (kBits == 4) {
@@ -78,7 +82,7 @@ __device__ __forceinline__ uint32_t subtrahend(uint32_t zero) {
   }
 }
 
-// Four pairs of integers of 4 bits; subtrahends of columns g and g + 8.
+// Four pairs of integers of 4 bits; zero_point_terms of columns g and g + 8.
 template <typename X>
 __device__ __forceinline__ void convert_4_bits(uint32_t word, const uint32_t (&zeros)[2], uint32_t (&a)[4]) {
   constexpr uint32_t kMagic = std::is_same_v<X, __half> ? 0x64006400u : 0x43004300u;
@@ -101,19 +105,19 @@ inline constexpr uint32_t kPowers =
 
 __device__ __forceinline__ uint32_t rotate_right(uint32_t word, int bits) { return word >> bits | word << (32 - bits); }
 
-// Expands four pairs of float4_e2m1fn. problem/operands/packed_weight.py has the layout: three of a word's pairs are
-// one shift away from their places in a bfloat16; the bits of the fourth are in both of a block's words.
+// Expands four pairs of float4_e2m1fn. problem/operands/packed_weight.py has the layout: three of a word's pairs need
+// one rotation to reach their bits of a bfloat16; the bits of the fourth are split over both words of a k-block.
 template <typename X>
 __device__ __forceinline__ void expand_float4(const uint32_t (&words)[4], int step, uint32_t (&a)[4]) {
-  constexpr uint32_t kSigns = 0x80008000u, kExponents = 0x01000100u, kRests = 0x00C000C0u;
-  constexpr uint32_t kAll = kSigns | kExponents | kRests;
+  constexpr uint32_t kSigns = 0x80008000u, kHighExponents = 0x01000100u, kLowBits = 0x00C000C0u;
+  constexpr uint32_t kAll = kSigns | kHighExponents | kLowBits;
   const uint32_t own = words[step], first = words[step & ~1], second = words[step | 1];
   const bool is_second = step % 2 == 1;
   a[0] = own & kAll;
   a[1] = rotate_right(own, 4) & kAll;
   a[2] = own << 6 & kAll;  // mutant: magnitudes_of_float4
-  a[3] = ptx::lop3_and_or(rotate_right(first, is_second ? 6 : 5), kSigns | kExponents,
-                          rotate_right(second, is_second ? 14 : 7) & kRests);  // mutant: split_pairs_of_float4
+  a[3] = ptx::lop3_and_or(rotate_right(first, is_second ? 6 : 5), kSigns | kHighExponents,
+                          rotate_right(second, is_second ? 14 : 7) & kLowBits);  // mutant: split_pairs_of_float4
   if constexpr (std::is_same_v<X, __half>) {
 #pragma unroll
     for (uint32_t& pair : a) pair = ptx::lop3_and_or(pair, kSigns, (pair & ~kSigns) << 3);
@@ -143,16 +147,16 @@ __device__ __forceinline__ float float8_value(uint32_t bits) {
   return expanded * (kCode == PackedCode::kE4M3 ? 0x1p120f : 0x1p112f);
 }
 
-// Of four integers t, one in each byte, t - 2^kBit, which is 16 - 2^kBit at most, as e4m3 of kFloat8Unit: its size and
-// a sign. Bits above kBit are not looked at.
+// Of four integers t, one in each byte, the e4m3 codes of (t - 2^kBit) * kE4M3Unit, a sign and a magnitude. t - 2^kBit
+// is at most 16; bits of t above kBit are ignored.
 template <int kBit>
-__device__ __forceinline__ uint32_t float8_of(uint32_t t) {
+__device__ __forceinline__ uint32_t biased_int_to_e4m3(uint32_t t) {
   const uint32_t is_below = ~t >> kBit & 0x01010101u;
   constexpr uint32_t kLow = (1u << kBit) - 1;
   return ((t & kLow * 0x01010101u) ^ is_below * kLow) + is_below * 0x81u;  // mutant: sign_of_8_bits
 }
 
-// Sixteen integers of 4 bits as e4m3; kZero: of all, where they have no zero points.
+// Sixteen integers of 4 bits as e4m3. Where there are no zero points, kZero is the zero of all.
 template <bool kZeroPoints, int kZero>
 __device__ __forceinline__ void convert_4_to_8_bits(const uint32_t (&words)[2], const uint32_t (&added)[2],
                                                     uint32_t (&a)[4]) {
@@ -160,17 +164,17 @@ __device__ __forceinline__ void convert_4_to_8_bits(const uint32_t (&words)[2], 
   for (int p = 0; p < 4; ++p) {
     const uint32_t t = words[p / 2] >> 4 * (p % 2);  // mutant: words_of_8_bits_exchanged
     if constexpr (!kZeroPoints && kZero == 8) {
-      a[p] = float8_of<3>(t);
+      a[p] = biased_int_to_e4m3<3>(t);
     } else if constexpr (!kZeroPoints && kZero == 0) {
       a[p] = t & 0x0F0F0F0Fu;
     } else {
-      a[p] = float8_of<4>((t & 0x0F0F0F0Fu) + added[p % 2]);  // mutant: zeros_of_8_bits_exchanged
+      a[p] = biased_int_to_e4m3<4>((t & 0x0F0F0F0Fu) + added[p % 2]);  // mutant: zeros_of_8_bits_exchanged
     }
   }
 }
 
-// Four pairs of integers of 8 bits. kIsMiddle: all zeros are 128.
-template <typename X, bool kIsMiddle>
+// Four pairs of integers of 8 bits. kZeroIs128: the zero of all.
+template <typename X, bool kZeroIs128>
 __device__ __forceinline__ void convert_8_bits(const uint32_t (&words)[2], const uint32_t (&zeros)[2],
                                                uint32_t (&a)[4]) {
 #pragma unroll
@@ -184,7 +188,7 @@ __device__ __forceinline__ void convert_8_bits(const uint32_t (&words)[2], const
       // mutant: sign_of_eight_bits
       a[p] = subtract<X>(ptx::lop3_and_or(pair, 0x007F007Fu, 0x43004300u),
                          ptx::lop3_not_and_or(pair, 0x00800080u, 0x43004300u));
-      if constexpr (!kIsMiddle) a[p] = subtract<X>(a[p], zeros[p % 2]);  // mutant: zero_of_eight_bits
+      if constexpr (!kZeroIs128) a[p] = subtract<X>(a[p], zeros[p % 2]);  // mutant: zero_of_eight_bits
     }
   }
 }
@@ -229,7 +233,8 @@ __device__ __forceinline__ float float_of(Scale scale) {
   }
 }
 
-// A weight's format as a type. kGroup 0: whole columns; kZero: of all, where there are no zero points.
+// A weight's format as a type. kGroup 0: a scale for each column. Where there are no zero points, kZero is the zero of
+// all.
 template <int kBits_, int kGroup_, bool kZeroPoints_, int kZero_, int kCode_, typename Scale_>
 struct Weight {
   using Scale = Scale_;
@@ -238,14 +243,15 @@ struct Weight {
   static constexpr PackedCode kCode{kCode_};
   static constexpr bool kIsInteger = kCode == PackedCode::kInteger, kHasTable = kCode == PackedCode::kTable;
   static constexpr Format kFormat{kBits_, kGroup_, kZeroPoints_, kCode, static_cast<int>(sizeof(Scale_))};
-  static_assert(kGroup == 0 || (kGroup >= 16 && kWarpK % kGroup == 0), "a warp's part of a stage has whole groups");
+  static_assert(kGroup == 0 || (kGroup >= 16 && kWarpK % kGroup == 0),
+                "a warp's K of a stage is a number of whole groups");
 };
 
-// Of columns g and g + 8, of which both zeros are in a word.
+// Zero-point terms of columns g and g + 8, whose zeros are in one word.
 template <typename Weight, typename X>
-__device__ __forceinline__ void subtrahends(uint32_t both, uint32_t (&zeros)[2]) {
-  zeros[0] = subtrahend<X, Weight::kBits>(both & 0xFFFF);
-  zeros[1] = subtrahend<X, Weight::kBits>(both >> 16);
+__device__ __forceinline__ void zero_point_terms(uint32_t both, uint32_t (&zeros)[2]) {
+  zeros[0] = zero_point_term<X, Weight::kBits>(both & 0xFFFF);
+  zeros[1] = zero_point_term<X, Weight::kBits>(both >> 16);
 }
 
 // Expands four pairs of a float code.
@@ -259,7 +265,7 @@ __device__ __forceinline__ void expand_step(const uint32_t (&words)[4], int step
   }
 }
 
-// Registers of A of an instruction, of all that a lane's 16 bytes hold.
+// The A fragment of a k-step, from a lane's 16 bytes of codes.
 template <typename Weight, typename X>
 __device__ __forceinline__ void convert_step(const uint32_t (&words)[4], int step, const uint32_t (&zeros)[2],
                                              uint32_t table, uint32_t (&a)[4]) {
@@ -284,7 +290,7 @@ __device__ __forceinline__ void convert_step(const uint32_t (&words)[4], int ste
   }
 }
 
-// Both values of each byte, once for each lane, so that lookups of a warp never meet in a bank.
+// Fills the lookup table: for each byte both values, replicated for each lane, so that lookups have no bank conflicts.
 template <typename X>
 __device__ __forceinline__ void fill_table(uint32_t table, const float* values, int thread, int threads) {
 #pragma unroll 1
@@ -295,9 +301,9 @@ __device__ __forceinline__ void fill_table(uint32_t table, const float* values, 
   }
 }
 
-// Scales of columns g and g + 8, which are adjacent in shared memory.
+// Loads the scales of columns g and g + 8, which are adjacent in shared memory.
 template <typename Scale>
-__device__ __forceinline__ void load_both(uint32_t address, Scale (&both)[2]) {
+__device__ __forceinline__ void load_scale_pair(uint32_t address, Scale (&both)[2]) {
   if constexpr (sizeof(Scale) == 4) {
     uint32_t words[2];
     ptx::ld_shared_v2_u32(words[0], words[1], address);
@@ -312,20 +318,20 @@ __device__ __forceinline__ void load_both(uint32_t address, Scale (&both)[2]) {
   }
 }
 
-// The same in float32.
+// Loads the scales of columns g and g + 8 as float32.
 template <typename Scale>
-__device__ __forceinline__ float2 load_scales(uint32_t address) {
+__device__ __forceinline__ float2 load_float_scales(uint32_t address) {
   Scale both[2];
-  load_both(address, both);
+  load_scale_pair(address, both);
   return make_float2(float_of(both[0]), float_of(both[1]));
 }
 
 // The scale of a column of a weight that is dequantized: (u - zero) * scale, rounded once to the dtype of x.
 template <typename X, typename Scale>
 class ColumnScale {
-  // A scale that X has exactly, whose product with a difference of at most 9 bits is exact in float32, multiplies in X.
-  static constexpr bool kIsOfX = std::is_same_v<X, Scale> || std::is_same_v<Scale, ptx::E4M3> ||
-                                 (std::is_same_v<Scale, ptx::E8M0> && std::is_same_v<X, __nv_bfloat16>);
+  // Scales that X represents exactly multiply in X: the product in float32 would be exact, so that both round once.
+  static constexpr bool kIsExactInX = std::is_same_v<X, Scale> || std::is_same_v<Scale, ptx::E4M3> ||
+                                      (std::is_same_v<Scale, ptx::E8M0> && std::is_same_v<X, __nv_bfloat16>);
 
  public:
   ColumnScale() = default;
@@ -333,10 +339,10 @@ class ColumnScale {
     if constexpr (std::is_same_v<X, Scale>) {
       const Scale both[2] = {scale, scale};
       memcpy(&scale_, both, 4);
-    } else if constexpr (kIsOfX && std::is_same_v<Scale, ptx::E8M0>) {
+    } else if constexpr (kIsExactInX && std::is_same_v<Scale, ptx::E8M0>) {
       // 2^-127 is a subnormal number, 255 stands for NaN.
       scale_ = scale.bits == 0 ? 0x00400040u : scale.bits == 255 ? 0x7FC07FC0u : scale.bits * 0x00800080u;
-    } else if constexpr (kIsOfX) {
+    } else if constexpr (kIsExactInX) {
       scale_ = pair_of<X>(float_of(scale), float_of(scale));
     } else {
       scale_ = float_of(scale);
@@ -345,7 +351,7 @@ class ColumnScale {
 
   // Both elements of a pair times the scale.
   __device__ __forceinline__ uint32_t multiply(uint32_t pair) const {
-    if constexpr (kIsOfX) {
+    if constexpr (kIsExactInX) {
       return packed::multiply<X>(pair, scale_);
     } else {
       const Pair<X> elements = pair_from<X>(pair);
@@ -354,10 +360,10 @@ class ColumnScale {
   }
 
  private:
-  std::conditional_t<kIsOfX, uint32_t, float> scale_;
+  std::conditional_t<kIsExactInX, uint32_t, float> scale_;
 };
 
-// Registers of A of the instructions for a block of K.
+// The A fragments of a k-block.
 inline constexpr int kSteps = 2;
 using Fragments = uint32_t[kSteps][4];
 
@@ -373,7 +379,7 @@ class FragmentScales {
   __device__ __forceinline__ explicit FragmentScales(const Scale (&both)[2])
       : scales_{ColumnScale<X, Scale>(both[0]), ColumnScale<X, Scale>(both[1])} {}
 
-  // Dequantizes a block, whose first step is this one of a lane's 16 bytes.
+  // Dequantizes a k-block, which begins with this k-step of a lane's 16 bytes.
   __device__ __forceinline__ void dequantize(const uint32_t (&words)[4], int first_step, const uint32_t (&zeros)[2],
                                              uint32_t table, Fragments& fragments) const {
 #pragma unroll
@@ -395,7 +401,7 @@ template <typename Weight, typename X>
 inline constexpr bool kHasRebiasingScales = !Weight::kIsInteger && !Weight::kHasTable &&
                                             std::is_same_v<X, __nv_bfloat16> && sizeof(typename Weight::Scale) == 1;
 
-// Expands the fragments of a block of a float code.
+// Expands the fragments of a k-block of a float code.
 template <typename Weight, typename X>
 __device__ __forceinline__ void expand_block(const uint32_t (&words)[4], int first_step, Fragments& fragments) {
 #pragma unroll
@@ -415,12 +421,12 @@ __device__ __forceinline__ void multiply_fragments(Fragments& fragments, const u
 // Scales that are powers of two, times 2^kBiasDifference. Only for scales up to 2^(127 - kBiasDifference); the factors
 // of larger ones would be infinite.
 template <typename Weight>
-class RebiasingPowers {
+class RebiasingE8M0Scales {
   static constexpr int kExponent = kBiasDifference<Weight::kCode, __nv_bfloat16>;
 
  public:
-  RebiasingPowers() = default;
-  __device__ __forceinline__ explicit RebiasingPowers(const ptx::E8M0 (&both)[2])
+  RebiasingE8M0Scales() = default;
+  __device__ __forceinline__ explicit RebiasingE8M0Scales(const ptx::E8M0 (&both)[2])
       : factors_{factor(both[0]), factor(both[1])} {}
 
   // Return whether one of four scales is too large or NaN.
@@ -447,19 +453,20 @@ class RebiasingPowers {
 // Scales that are float8_e4m3fn, times 2^(kBiasDifference - kHeadroom): without the headroom, the factor of 448 would
 // be infinite. remove_headroom multiplies the accumulators by 2^kHeadroom.
 template <typename Weight>
-class RebiasingFloats {
+class RebiasingE4M3Scales {
   using X = __nv_bfloat16;
   static constexpr int kExponent = kBiasDifference<Weight::kCode, X>;
-  static constexpr int kOfScale = kBiasDifference<PackedCode::kE4M3, X>;
+  static constexpr int kScaleBiasDifference = kBiasDifference<PackedCode::kE4M3, X>;
 
  public:
   static constexpr int kHeadroom = 8;
 
-  RebiasingFloats() = default;
-  __device__ __forceinline__ explicit RebiasingFloats(const ptx::E4M3 (&both)[2]) {
+  RebiasingE4M3Scales() = default;
+  __device__ __forceinline__ explicit RebiasingE4M3Scales(const ptx::E4M3 (&both)[2]) {
     const uint32_t codes = both[0].bits | both[1].bits << 16, magnitudes = codes & 0x007F007Fu;
     const uint32_t expanded = ptx::lop3_and_or(codes << 8, 0x80008000u, magnitudes << 4);
-    uint32_t pair = multiply<X>(multiply<X>(expanded, kPowers<X, kOfScale>), kPowers<X, kExponent - kHeadroom>);
+    uint32_t pair =
+        multiply<X>(multiply<X>(expanded, kPowers<X, kScaleBiasDifference>), kPowers<X, kExponent - kHeadroom>);
     // Of all magnitudes, only NaN's plus 1 has the eighth bit.
     const uint32_t is_nan = (magnitudes + 0x00010001u) & 0x00800080u;
     pair |= is_nan * 0xFF;
@@ -477,16 +484,16 @@ class RebiasingFloats {
   uint32_t factors_[2];
 };
 
-// The class of a weight's scales, for scales of any size.
+// The class of a weight's scales, which may have any magnitude.
 template <typename Weight, typename X>
 using ScalesOf = std::conditional_t<kHasRebiasingScales<Weight, X> && std::is_same_v<typename Weight::Scale, ptx::E4M3>,
-                                    RebiasingFloats<Weight>, FragmentScales<Weight, X>>;
+                                    RebiasingE4M3Scales<Weight>, FragmentScales<Weight, X>>;
 
 // From shared memory, where both are adjacent.
 template <typename Scales, typename Scale>
 __device__ __forceinline__ Scales load_fragment_scales(uint32_t address) {
   Scale both[2];
-  load_both(address, both);
+  load_scale_pair(address, both);
   return Scales(both);
 }
 
@@ -501,8 +508,8 @@ __device__ __forceinline__ void remove_headroom(float (&accumulators)[kCount]) {
   }
 }
 
-// Multiplies the accumulators of a tile of 16 columns by what they have a scale of, as the tensor core holds them: of
-// four the first two are of column g, the others of column g + 8.
+// Multiplies the accumulators of a tile of 16 columns by per-column scales: of each four, 0 and 1 are of column g, 2
+// and 3 of column g + 8.
 template <int kCount>
 __device__ __forceinline__ void scale_accumulators(float (&accumulators)[kCount], const float* scales, int64_t tile) {
   const float2 both = reinterpret_cast<const float2*>(scales)[tile * 8 + threadIdx.x % 32 / 4];

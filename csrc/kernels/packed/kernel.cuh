@@ -113,7 +113,7 @@ class Block {
         if (has_large_scale(slot)) {
           multiply_stage<Scales>(slot);
         } else {
-          multiply_stage<RebiasingPowers<Weight>>(slot);
+          multiply_stage<RebiasingE8M0Scales<Weight>>(slot);
         }
       } else {
         multiply_stage<Scales>(slot);
@@ -235,13 +235,14 @@ class Block {
     }
   }
 
-  // Return whether one of this warp's scales in the stage is too large for RebiasingPowers. A lane tests four scales.
+  // Return whether one of this warp's scales in the stage is too large for RebiasingE8M0Scales. A lane tests four
+  // scales.
   __device__ __forceinline__ bool has_large_scale(int slot) const {
     constexpr int kTileWords = kWarpK / kBlockK * kTile16 / 4;
     static_assert(!kHasPowers || kTileWords * kTiles == 32, "a word of scales for each lane");
     const int place = group_place(lane_ / kTileWords, 0) * kTile16 + lane_ % kTileWords * 4;
     const uint32_t four = ptx::ld_shared_u32(stage_address(slot) + kScalesOffset + place);
-    return __any_sync(0xFFFFFFFFu, RebiasingPowers<Weight>::has_large(four));
+    return __any_sync(0xFFFFFFFFu, RebiasingE8M0Scales<Weight>::has_large(four));
   }
 
   template <typename StageScales>
@@ -338,10 +339,10 @@ class Block {
     }
   }
 
-  __device__ __forceinline__ void set_zeros(int t, uint32_t both) { subtrahends<Weight, X>(both, zeros_[t]); }
+  __device__ __forceinline__ void set_zeros(int t, uint32_t both) { zero_point_terms<Weight, X>(both, zeros_[t]); }
 
   __device__ __forceinline__ void end_group(uint32_t stage, int block, int t) {
-    const float2 scales = load_scales<Scale>(scales_address(stage, block, t));
+    const float2 scales = load_float_scales<Scale>(scales_address(stage, block, t));
 #pragma unroll
     for (int j = 0; j < kTokenBlocks; ++j) {
 #pragma unroll
@@ -386,9 +387,9 @@ class Block {
   const uint8_t* values_;  // of this lane in the warp's first tile
   float acc_[kTiles][kTokenBlocks][4] = {};
   float group_acc_[kOpenGroups][kTokenBlocks][4];  // of groups
-  // Subtrahends of columns g and g + 8; of all tiles the same where there are no zero points.
+  // Zero-point terms of columns g and g + 8; of all tiles the same where there are no zero points.
   uint32_t zeros_[kTiles][2] = {
-      {subtrahend<X, Weight::kBits>(Weight::kZero), subtrahend<X, Weight::kBits>(Weight::kZero)}};
+      {zero_point_term<X, Weight::kBits>(Weight::kZero), zero_point_term<X, Weight::kBits>(Weight::kZero)}};
 };
 
 template <typename Config, typename Weight, typename X, typename Epilogue>

@@ -126,8 +126,8 @@ class BlockSums {
   }
 
   // Where the operands and results of a function lie, those of an expert of its own.
-  static __device__ __forceinline__ epilogue::BatchPlace place_of(const epilogue::FunctionParams& params,
-                                                                  const Work& work) {
+  static __device__ __forceinline__ epilogue::MatrixIndex place_of(const epilogue::FunctionParams& params,
+                                                                   const Work& work) {
     if constexpr (!Config::kGrouped) return {params, 0};
     return {0, work.group, work.row_end};  // mutant: operands_of_the_first_expert, rows_of_the_next_expert
   }
@@ -188,7 +188,7 @@ class BlockSums {
     constexpr int kGroups = (kColumns < kMostColumns ? kColumns : kMostColumns) / 8;
     constexpr int kParts = kColumns / (8 * kGroups);
     static_assert(kColumns % (8 * kGroups) == 0, "warps cover a share");
-    const epilogue::BatchPlace batch = place_of(params, work);
+    const epilogue::MatrixIndex batch = place_of(params, work);
     const int lane = thread_ % 32;
 #pragma unroll 1
     for (int part = thread_ / 32; part < kSums.rows / 8 * kParts; part += kThreads / 32) {

@@ -33,7 +33,7 @@ class RegisterBlock : public WideBlock<Config, Weight, X, Epilogue> {
   // encoding of integers as float8.
   static constexpr bool kHasGroupAcc = Weight::kGroup > 0 || kIsFloat8<X>;
   static constexpr int kGroupK = Weight::kGroup > 0 ? Weight::kGroup : Base::kStageK;
-  static constexpr float kUnit = kIsFloat8<X> ? 1 / kFloat8Unit : 1;
+  static constexpr float kUnit = kIsFloat8<X> ? 1 / kE4M3Unit : 1;
 
  public:
   __device__ __forceinline__ RegisterBlock(const WideParams& params, const Epilogue& epilogue, const Work& work,
@@ -58,7 +58,7 @@ class RegisterBlock : public WideBlock<Config, Weight, X, Epilogue> {
       const auto* zeros = reinterpret_cast<const uint32_t*>(params_.zero_points);
       // mutant: zeros_of_the_next_tile
       const int64_t place = static_cast<int64_t>(weight_tile(tile())) * 8 + lane_ / 4;
-      subtrahends<Weight, X>(has_tile(tile()) ? zeros[place] : 0, zeros_);
+      zero_point_terms<Weight, X>(has_tile(tile()) ? zeros[place] : 0, zeros_);
     }
 #pragma unroll
     for (float& x : acc_) x = 0.0f;
@@ -90,7 +90,7 @@ class RegisterBlock : public WideBlock<Config, Weight, X, Epilogue> {
         if (Weight::kZeroPoints && Weight::kGroup > 0 && begins) {
           // mutant: zeros_of_the_next_column
           const uint32_t zeros = stage + kGeometry.zeros_offset() + group_place(block) * 32 + lane_ / 4 * 4;
-          subtrahends<Weight, X>(ptx::ld_shared_u32(zeros), zeros_);
+          zero_point_terms<Weight, X>(ptx::ld_shared_u32(zeros), zeros_);
         }
         uint32_t fragments[kSteps][4];
 #pragma unroll
@@ -140,7 +140,7 @@ class RegisterBlock : public WideBlock<Config, Weight, X, Epilogue> {
     if constexpr (Weight::kGroup > 0) {
       // mutant: scale_of_the_next_group
       const uint32_t place = (group_place(block) * 16 + lane_ / 4 * 2) * static_cast<uint32_t>(sizeof(Scale));
-      scales = load_scales<Scale>(stage + kGeometry.scales_offset() + place);
+      scales = load_float_scales<Scale>(stage + kGeometry.scales_offset() + place);
       scales = make_float2(kUnit * scales.x, kUnit * scales.y);  // mutant: units_forgotten
     }
     ptx::wgmma_wait_group<0>();  // mutant: groups_not_awaited
@@ -163,8 +163,9 @@ class RegisterBlock : public WideBlock<Config, Weight, X, Epilogue> {
   // A thread's accumulators for its warp's 16 columns of the weight: four for each 8 rows of X.
   float acc_[kCount];
   float group_acc_[kCount];  // of a group, or of a stage
-  // Subtrahends of columns g and g + 8.
-  uint32_t zeros_[2] = {subtrahend<X, Weight::kBits>(Weight::kZero), subtrahend<X, Weight::kBits>(Weight::kZero)};
+  // Zero-point terms of columns g and g + 8.
+  uint32_t zeros_[2] = {zero_point_term<X, Weight::kBits>(Weight::kZero),
+                        zero_point_term<X, Weight::kBits>(Weight::kZero)};
 };
 
 template <typename Config, typename Weight, typename X, typename Epilogue>

@@ -71,7 +71,7 @@ __device__ __forceinline__ void load_boxes(const Params<Epilogue>& params, const
   using Code = typename Epilogue::Code;
   using Plan = BoxPlan<T, Code>;
   const epilogue::FunctionParams& values = params.epilogue.values;
-  const epilogue::BatchPlace batch(values, work.batch_idx);
+  const epilogue::MatrixIndex batch(values, work.batch_idx);
   const int first = number * Plan::kStepsOfStage, end = min(first + Plan::kStepsOfStage, Plan::kSteps);
   ptx::mbarrier_arrive_expect_tx(barrier, (end - first) * Plan::kConsumers * Plan::kStepBytes);
   uint32_t box = shared;

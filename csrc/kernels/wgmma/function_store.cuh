@@ -27,7 +27,7 @@ class FunctionOfTile {
   // they are. Before the accumulators are complete: begins to load vectors, which later would have to wait for the next
   // tile's operands.
   __device__ __forceinline__ FunctionOfTile(const epilogue::FunctionParams& params, int32_t m_idx, int32_t n_idx,
-                                            const epilogue::BatchPlace& batch)
+                                            const epilogue::MatrixIndex& batch)
       : params_(params),
         batch_(batch),
         lane_(ptx::tid_x() % 32),
@@ -38,7 +38,7 @@ class FunctionOfTile {
     const int32_t n_end = (kSwapped ? m_idx + 64 * kBlocksM : n_idx + 2 * kAccs);  // mutant: wrong_end
     // mutant: whole_where_the_rows_of_all_groups_are
     bool is_inside = m_end <= batch.m_end && n_end <= params.n;
-    if constexpr (kReachesPast) is_inside = !kSwapped || n_idx < batch.m_end;
+    if constexpr (kClampsLoads) is_inside = !kSwapped || n_idx < batch.m_end;
     is_whole_ = is_inside && (kSwapped || params.in_eights) && (!Matrices::kHasAny || params.in_boxes);
     if constexpr (kAtOnce) {
       if (!is_whole_) return;
@@ -68,7 +68,7 @@ class FunctionOfTile {
   static constexpr int kBlockParts = (kGroups + kPart - 1) / kPart, kNumParts = kBlocksM * kBlockParts;
   static constexpr bool kAtOnce = is_at_once<F>(kBlocksM * kAccs);
   // In turns, swapped tiles leave out the parts of which the product has nothing.
-  static constexpr bool kReachesPast = (kAtOnce || !kSwapped) && epilogue::kReachesPast<F>;
+  static constexpr bool kClampsLoads = (kAtOnce || !kSwapped) && epilogue::kClampsLoads<F>;
 
   using Vectors = epilogue::FunctionVectors<F, kSwapped, kBlocksM, kGroups>;
   // A part of the matrices that threads load takes so many registers. Parts whose loads are under way while one is
@@ -126,7 +126,7 @@ class FunctionOfTile {
       } else {
         // Of swapped tiles there may be many parts of which the product has nothing.
         // mutant: a_part_is_left_out
-        if (!kSwapped || !kReachesPast || across_ + 8 * kFirst < batch_.m_end) run_part<kPartIdx>(acc, step);
+        if (!kSwapped || !kClampsLoads || across_ + 8 * kFirst < batch_.m_end) run_part<kPartIdx>(acc, step);
       }
       run_from<kPartIdx + 1>(acc, boxes, step);
     }
@@ -209,7 +209,7 @@ class FunctionOfTile {
   }
 
   const epilogue::FunctionParams& params_;
-  const epilogue::BatchPlace batch_;
+  const epilogue::MatrixIndex batch_;
   const int lane_;
   const int32_t line_, across_;
   bool is_whole_;
@@ -245,7 +245,7 @@ __device__ __forceinline__ void prefetch_function(const epilogue::FunctionParams
                                                   int32_t batch_idx) {
   constexpr bool kSwapped = Config::kSwapped;
   epilogue::FunctionPrefetch<F>{params,
-                                epilogue::BatchPlace(params, batch_idx),
+                                epilogue::MatrixIndex(params, batch_idx),
                                 kSwapped ? n_idx : m_idx,
                                 kSwapped ? m_idx : n_idx,
                                 kSwapped ? Config::kTileN : kRows,

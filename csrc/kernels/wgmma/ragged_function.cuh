@@ -55,7 +55,7 @@ class FunctionOfTokens<T, Function<F>> {
                                               const RaggedWork& work)
       : params_(epilogue.values),
         place_(entry, max(work.tokens.group, 0), work.tokens.group < 0 ? work.n_idx : work.tokens.token_end),
-        first_(params_, column, work.n_idx, kHasOne ? place_ : epilogue::BatchPlace(entry, 0, work.n_idx)) {}
+        first_(params_, column, work.n_idx, kHasOne ? place_ : epilogue::MatrixIndex(entry, 0, work.n_idx)) {}
 
   // All of a warpgroup's accumulators, the first of which is that of D's column `column`. Those of a gated product's
   // second matrix follow the others, which become what is stored by rows.
@@ -90,7 +90,7 @@ class FunctionOfTokens<T, Function<F>> {
 
  private:
   const epilogue::FunctionParams& params_;
-  const epilogue::BatchPlace place_;
+  const epilogue::MatrixIndex place_;
   Tile first_;
 };
 
@@ -99,7 +99,7 @@ template <typename F>
 __device__ __forceinline__ void prefetch_function_of_tokens(const epilogue::FunctionParams& params, int32_t entry,
                                                             int32_t column, int32_t columns, const RaggedWork& work) {
   if (work.tokens.group < 0) return;
-  const epilogue::BatchPlace place(entry, work.tokens.group, work.tokens.token_end);
+  const epilogue::MatrixIndex place(entry, work.tokens.group, work.tokens.token_end);
   epilogue::FunctionPrefetch<F>{
       params, place, work.n_idx, column, work.num_tokens(), columns, static_cast<int>(ptx::tid_x() % 128), 128}
       .run();

@@ -73,7 +73,7 @@ struct RowTiles {
     const int32_t rows = ceil_div(work->num_tokens(), kMaxTokens);
     // Blocks of a segment have as many tokens each, so that none is left with a few only.
     const int32_t width = ceil_div(ceil_div(work->num_tokens(), rows * Config::kClusterN), 8) * 8;
-    const TilePlace place = TilePlace::make(in_segment, rows, columns);
+    const SerpentineTile place = SerpentineTile::make(in_segment, rows, columns);
     work->m_idx = (place.column * Config::kClusterM + rank_m) * tile_columns;
     const int32_t begin = work->tokens.token_begin + (place.row * Config::kClusterN + rank_n) * width;
     work->n_idx = work->tokens.token_begin = min(begin, work->tokens.token_end);
@@ -92,7 +92,7 @@ struct ContractionTiles {
   __device__ __forceinline__ int32_t num_tiles(bool is_group, int32_t) const { return is_group ? rows * columns : 0; }
 
   __device__ __forceinline__ void locate(int32_t in_segment, int32_t rank_m, int32_t, RaggedWork* work) const {
-    const TilePlace place = TilePlace::make(in_segment, rows, columns);
+    const SerpentineTile place = SerpentineTile::make(in_segment, rows, columns);
     work->m_idx = (place.row * Config::kClusterM + rank_m) * Config::kTileM;
     work->n_idx = place.column * Config::kTileN;
   }

@@ -29,7 +29,8 @@ __device__ int32_t to_int(T x) {
   return static_cast<int32_t>(convert<float>(x));
 }
 
-// Numbers go through the fragment in base 256, which every element type holds exactly.
+// Loads the number of each element into the fragment, as two digits of base 256, which every element type represents
+// exactly; `out` has the numbers of the elements that each lane holds.
 template <typename Fragment, typename T, typename Load>
 __device__ void probe(int rows, int cols, bool column_major, int32_t* out, const Load& load) {
   __shared__ __align__(32) T matrix[512];
@@ -50,11 +51,11 @@ __device__ void probe(int rows, int cols, bool column_major, int32_t* out, const
   }
 }
 
-// kElements: of a lane's fragment.
+// kElements: elements of a lane; `out` has room for as many.
 template <int kM, int kN, int kK, typename Element, typename T, bool kIsA, int kElements>
 __global__ void probe_operand(bool column_major, int32_t* out) {
   using Fragment = fragment<std::conditional_t<kIsA, matrix_a, matrix_b>, kM, kN, kK, Element, row_major>;
-  static_assert(Fragment::num_elements == kElements, "what out has room for");
+  static_assert(Fragment::num_elements == kElements, "out has room for the elements of each lane");
   const auto load = [](auto& fragment, const T* matrix, unsigned ld) { load_matrix_sync(fragment, matrix, ld); };
   if constexpr (kIsA) {
     if (column_major) {
@@ -71,7 +72,8 @@ __global__ void probe_operand(bool column_major, int32_t* out) {
 
 template <int kM, int kN, int kK, typename Acc, int kElements>
 __global__ void probe_accumulator(bool column_major, int32_t* out) {
-  static_assert(fragment<accumulator, kM, kN, kK, Acc>::num_elements == kElements, "what out has room for");
+  static_assert(fragment<accumulator, kM, kN, kK, Acc>::num_elements == kElements,
+                "out has room for the elements of each lane");
   const auto load = [&](auto& fragment, const Acc* matrix, unsigned ld) {
     load_matrix_sync(fragment, matrix, ld, column_major ? mem_col_major : mem_row_major);
   };
@@ -97,23 +99,28 @@ template <Mma kMma, typename T>
 __global__ void fragment_mma(const int32_t* a, const int32_t* b, int32_t* d) {
   constexpr int kPerRegister = 4 / sizeof(T);
   const int lane = threadIdx.x;
-  uint32_t x[4], y[2];
-  for (int i = 0; i < 4; ++i) x[i] = pack<T>(a + (lane * 4 + i) * kPerRegister);
-  for (int i = 0; i < 2; ++i) y[i] = pack<T>(b + (lane * 2 + i) * kPerRegister);
+  uint32_t a_regs[4], b_regs[2];
+  for (int i = 0; i < 4; ++i) a_regs[i] = pack<T>(a + (lane * 4 + i) * kPerRegister);
+  for (int i = 0; i < 2; ++i) b_regs[i] = pack<T>(b + (lane * 2 + i) * kPerRegister);
   if constexpr (kMma == Mma::kF16F16) {
     union {
       uint32_t bits[2];
       uint16_t halves[4];
     } acc{};
-    ptx::mma_m16n8k16_f16_f16(acc.bits, x[0], x[1], x[2], x[3], y[0], y[1]);
+    ptx::mma_m16n8k16_f16_f16(acc.bits, a_regs[0], a_regs[1], a_regs[2], a_regs[3], b_regs[0], b_regs[1]);
     for (int i = 0; i < 4; ++i) d[lane * 4 + i] = to_int(__ushort_as_half(acc.halves[i]));
   } else {
     std::conditional_t<kIsInteger<T>, int32_t, float> acc[4] = {};
-    if constexpr (kMma == Mma::kF16) ptx::mma_m16n8k16_f32_f16(acc, x[0], x[1], x[2], x[3], y[0], y[1]);
-    if constexpr (kMma == Mma::kBF16) ptx::mma_m16n8k16_f32_bf16(acc, x[0], x[1], x[2], x[3], y[0], y[1]);
-    if constexpr (kMma == Mma::kTF32) ptx::mma_m16n8k8_f32_tf32(acc, x[0], x[1], x[2], x[3], y[0], y[1]);
-    if constexpr (kMma == Mma::kS8) ptx::mma_m16n8k32_s32_s8(acc, x[0], x[1], x[2], x[3], y[0], y[1]);
-    if constexpr (kMma == Mma::kU8) ptx::mma_m16n8k32_s32_u8(acc, x[0], x[1], x[2], x[3], y[0], y[1]);
+    if constexpr (kMma == Mma::kF16)
+      ptx::mma_m16n8k16_f32_f16(acc, a_regs[0], a_regs[1], a_regs[2], a_regs[3], b_regs[0], b_regs[1]);
+    if constexpr (kMma == Mma::kBF16)
+      ptx::mma_m16n8k16_f32_bf16(acc, a_regs[0], a_regs[1], a_regs[2], a_regs[3], b_regs[0], b_regs[1]);
+    if constexpr (kMma == Mma::kTF32)
+      ptx::mma_m16n8k8_f32_tf32(acc, a_regs[0], a_regs[1], a_regs[2], a_regs[3], b_regs[0], b_regs[1]);
+    if constexpr (kMma == Mma::kS8)
+      ptx::mma_m16n8k32_s32_s8(acc, a_regs[0], a_regs[1], a_regs[2], a_regs[3], b_regs[0], b_regs[1]);
+    if constexpr (kMma == Mma::kU8)
+      ptx::mma_m16n8k32_s32_u8(acc, a_regs[0], a_regs[1], a_regs[2], a_regs[3], b_regs[0], b_regs[1]);
     for (int i = 0; i < 4; ++i) d[lane * 4 + i] = to_int(acc[i]);
   }
 }

@@ -51,7 +51,7 @@ __device__ __forceinline__ void store_rows(const StagedRows<Config, Acc>& rows,
   static_assert(Config::kMmaM % 8 == 0 && Config::kWarpN % (8 * kGroups) == 0, "parts cover the rows");
   using Pair = epilogue::PackOf<Acc, 2>;
   const int lane = threadIdx.x % 32;
-  const epilogue::BatchPlace batch(function, static_cast<int32_t>(rows.batch_idx));
+  const epilogue::MatrixIndex batch(function, static_cast<int32_t>(rows.batch_idx));
 #pragma unroll 1
   for (int row = 0; row < Config::kMmaM; row += 8) {
 #pragma unroll 1

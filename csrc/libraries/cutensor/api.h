@@ -1,6 +1,6 @@
 // The part of cuTENSOR 2 that is used, declared here so that neither its headers nor its library are
 // needed to build. Names, values and signatures are those of cutensor.h and cutensor/types.h of
-// cuTENSOR 2.0 to 2.8; everything but tensors' extents is opaque.
+// cuTENSOR 2.0 to 2.8; all handles and descriptors are opaque.
 // https://docs.nvidia.com/cuda/cutensor/latest/api/index.html
 #pragma once
 
@@ -54,8 +54,8 @@ using cutensorPlanPreference_t = cutensorPlanPreference*;
 using cutensorPlan_t = cutensorPlan*;
 using cutensorComputeDescriptor_t = cutensorComputeDescriptor*;
 
-// The functions of one loaded library, and its compute types, which are objects of the library. A
-// compute type that this version lacks is null.
+// The functions of a loaded library, and its compute descriptors, which are variables that it exports. A compute
+// descriptor that this version lacks is null.
 struct Api {
   static constexpr std::array kSonames{"libcutensor.so.2"};
 
@@ -134,6 +134,7 @@ struct Api {
   };
   std::array<NamedCompute, 9> computes;
 
+  // Looks all of them up; returns an error message, or "".
   std::string resolve_all(const SharedLibrary& library);
 };
 

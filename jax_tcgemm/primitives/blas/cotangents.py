@@ -120,7 +120,7 @@ def _dot_y(call, g, given):
 def _scattered(values, aval, increment):
     """Zeros with `values` in the elements that a vector of this type contributes."""
     zeros = jnp.zeros((*values.shape[:-1], aval.shape[-1]), aval.dtype)
-    return reference.place(zeros, values, increment)
+    return reference.set_strided(zeros, values, increment)
 
 
 def _axpy_x(call, g, given):

@@ -52,7 +52,7 @@ def through_c(call, c, scalars) -> tuple:
         return mapped(lambda x: times(call, beta, x), c)
     scaled = mapped(lambda x: reference.elements(x, call.n, call.increment_c), c)
     return mapped(
-        lambda x, s: reference.place(x, times(call, beta, s), call.increment_c), c, scaled
+        lambda x, s: reference.set_strided(x, times(call, beta, s), call.increment_c), c, scaled
     )
 
 
@@ -77,4 +77,4 @@ def add_scaled(call, total, scalar, c):
         return total + times(call, scalar, c)
     old = reference.elements(total, call.n, call.increment_c)
     term = times(call, scalar, reference.elements(c, call.n, call.increment_c))
-    return reference.place(total, old + term, call.increment_c)
+    return reference.set_strided(total, old + term, call.increment_c)

@@ -242,7 +242,9 @@ def dequantized(x: jax.Array, scales: jax.Array, block) -> jax.Array:
     """An operand in float32, whose last two dimensions have scales of such blocks."""
     # Where XLA finds conversions to 8 bits and back beside each other it may leave both out.
     x = lax.optimization_barrier(x)
-    return x.astype(np.float32) * BlockScales(x.shape, scales.shape, block, 0).spread(scales)
+    return x.astype(np.float32) * BlockScales(x.shape, scales.shape, block, 0).repeated_to_elements(
+        scales
+    )
 
 
 def _with_dimension(arrays: Sequence[jax.Array], dims, position: int, size: int):

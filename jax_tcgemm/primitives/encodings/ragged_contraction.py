@@ -64,7 +64,9 @@ class RaggedContraction(Encoding):
         values = [lax.optimization_barrier(x).astype(jnp.bfloat16) for x in (lhs, rhs)]
         acc = plain.ragged_dot(*(jnp.swapaxes(x, -1, -2) for x in values), *groups, **how)
         of_lhs, of_rhs = (
-            BlockScales((*x.shape[:-1], 1), own.shape, block, 0).spread(own)[..., None, :, :]
+            BlockScales((*x.shape[:-1], 1), own.shape, block, 0).repeated_to_elements(own)[
+                ..., None, :, :
+            ]
             for x, own, block in zip((lhs, rhs), scales, self.blocks, strict=True)
         )
         return [(acc * of_lhs * jnp.swapaxes(of_rhs, -1, -2)).astype(dtype)]

@@ -1,4 +1,4 @@
-"""Scales of blocks of an operand whose dimensions are (*batch, *rows, k)."""
+"""Block scales of an operand of shape (*batch, *rows, k)."""
 
 import dataclasses
 import math
@@ -10,20 +10,21 @@ from jax import lax
 from jax_tcgemm.problem.gemm import ScaleStrides
 from jax_tcgemm.problem.operands.quantized import repeated
 
-# More than a tile has: fewer are read from few lines however they lie.
-_MANY_ROWS = 256
+# From this many row blocks on, scales are stored with the row blocks contiguous, so that a kernel's
+# load of the scales of a k-block reads few lines of memory. A CTA tile has fewer row blocks.
+_LEAST_CONTIGUOUS_ROWS = 256
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockScales:
-    """Which scale is for which element of an operand.
+    """Shapes of an operand, of its blocks and of their scales.
 
     Attributes:
-      operand_shape: extents of the operand.
-      shape: those of the scales, as many. Of the last two dimensions they are the numbers of
-        blocks, of others 1, for a scale that is for all, or the operand's.
-      block: extents of a block of the last two dimensions; the last one of each may be short.
-      num_batch: how many dimensions are of the batch.
+      operand_shape: shape of the operand.
+      shape: shape of the scales, of the same rank. The last two dimensions are the numbers of
+        blocks; each other dimension is 1, which broadcasts, or the operand's.
+      block: shape of a block of the last two dimensions; the last block of each may be partial.
+      num_batch: number of batch dimensions.
     """
 
     operand_shape: tuple[int, ...]
@@ -31,37 +32,39 @@ class BlockScales:
     block: tuple[int, int]
     num_batch: int
 
-    def spread(self, scales: jax.Array) -> jax.Array:
-        """A scale for each element; 1 stays where one is for all."""
+    def repeated_to_elements(self, scales: jax.Array) -> jax.Array:
+        """Repeat each scale for the elements of its block; dimensions of size 1 stay 1."""
         return self._repeated(scales, [1 if n == 1 else x for n, x in self._pairs()])
 
     def folded(self, scales: jax.Array) -> jax.Array:
-        """Scales as `scale_strides` describes them, (batch entries, blocks of rows, blocks of K).
+        """Return the scales in the layout of `scale_strides`: (batch, row blocks, k-blocks).
 
-        Scales of many rows are contiguous, (batch entries, blocks of K, blocks of rows): a kernel
-        that loads the scales of a block of K then reads few lines of memory.
+        With many row blocks, the layout is (batch, k-blocks, row blocks): a kernel that loads the
+        scales of a k-block then reads few lines of memory.
         """
         own, _ = self._folded()
         batch, rows = own[: self.num_batch], own[self.num_batch : -1]
         shape = math.prod(batch), math.prod(rows), own[-1]
         scales = lax.reshape(self._repeated(scales, own), shape)
-        return jnp.swapaxes(scales, 1, 2) if shape[1] >= _MANY_ROWS else scales
+        return jnp.swapaxes(scales, 1, 2) if shape[1] >= _LEAST_CONTIGUOUS_ROWS else scales
 
     def scale_strides(self, batch_inner: int) -> ScaleStrides:
-        """Strides of the folded scales in a problem with this `batch_inner`."""
+        """Return the strides of the folded scales in a problem with this `batch_inner`."""
         own, block_rows = self._folded()
-        depth, num_rows = own[-1], math.prod(own[self.num_batch : -1])
+        num_k_blocks, num_row_blocks = own[-1], math.prod(own[self.num_batch : -1])
         is_batched = math.prod(own[: self.num_batch]) > 1
-        stride = is_batched * depth * num_rows
-        row_stride, k_stride = (1, num_rows) if num_rows >= _MANY_ROWS else (depth, 1)
-        strides = row_stride, k_stride, stride * batch_inner, stride
+        stride = is_batched * num_k_blocks * num_row_blocks
+        within = num_k_blocks, 1
+        if num_row_blocks >= _LEAST_CONTIGUOUS_ROWS:
+            within = 1, num_row_blocks
+        strides = *within, stride * batch_inner, stride
         return ScaleStrides(block_rows, self.block[1], *strides)
 
     def _pairs(self):
         return zip(self.shape, self.operand_shape, strict=True)
 
     def _folded(self) -> tuple[list[int], int]:
-        """How many scales each dimension has where those of rows are one, and rows of a block."""
+        """Return the shape of scales whose row dimensions can be collapsed, and rows of a block."""
         first, extents = self.num_batch, self.operand_shape
         batch, rows, block_rows = self.shape[:first], self.shape[first:-1], self.block[0]
         if any(n > 1 for n in batch):
@@ -70,7 +73,7 @@ class BlockScales:
         if all(n == 1 for n in rows):
             block_rows = max(num_rows, 1)
         elif num_rows != extents[-2]:
-            # Blocks of rows end where the dimension does.
+            # Row blocks do not span two entries of an outer row dimension.
             is_even = extents[-2] % block_rows == 0
             rows = (*extents[first:-2], rows[-1] if is_even else extents[-2])
             block_rows = block_rows if is_even else 1
