@@ -101,7 +101,7 @@ WORK = (
     Suite("Any JAX function as epilogue", "functions", "bf16", "auto"),
     Suite("float8 with block scales", "scaled", "f8", "scaled"),
     Suite("Block formats: jax.nn.scaled_matmul", "block_formats", "f8", "scaled", "nn"),
-    Suite("Weights of 4 and 8 bits, beside bf16", "packed", "bf16", "auto", "plain"),
+    Suite("Weights of 4 and 8 bits (peer: our bf16)", "packed", "bf16", "auto", "plain"),
     Suite("Loss and gradients without logits", "losses", "bf16", "fused", "logits"),
     Suite("float32 by BF16_BF16_F32_X3", "precise", "f32_x3", "auto"),
     Suite("float32 by BF16_BF16_F32_X6", "precise", "f32_x6", "auto"),
