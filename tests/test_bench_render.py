@@ -53,7 +53,7 @@ def test_render_writes_tables_and_charts_once(checkout):
     text = (checkout / "README.md").read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
-    assert "NVIDIA H200 with driver 580.1 and JAX 0.11.2" in text
+    assert "NVIDIA H200; driver 580.1, JAX 0.11.2" in text
     assert "Large dense products of LLMs (2 cases, H200) 2.00]" in text  # of 1 and 4
     full = (checkout / "benchmarks/README.md").read_text()
     assert "| squares | bf16 | wgmma | 3 | 0.278 | 0.556 | 1.111 |" in full
@@ -77,7 +77,7 @@ def test_render_writes_tables_and_charts_once(checkout):
     text = (checkout / "README.md").read_text()
     assert "stock Flax, accelerated (1 case, H100) 1.10, GPT training step by the" in text
     assert "layers (1 case, H100) 1.50" in text
-    assert "Training steps and the sharded MLP are measured in wall-clock time." in text
+    assert "For training steps and the sharded MLP, the time is wall-clock time." in text
 
 
 def test_newer_records_replace_older_ones_of_the_same_case():

@@ -145,11 +145,12 @@ def summary_section(records: Sequence[dict]) -> str:
         return _NO_RECORDS
     text = ", ".join(f"{title} {ratio:.2f}" for title, ratio in found)
     kinds = {record["kind"] for record in highlights.shown(records)}
-    steps = " Training steps and the sharded MLP are measured in wall-clock time."
+    steps = "\nFor training steps and the sharded MLP, the time is wall-clock time."
     return (
         f"![XLA's time over ours: {text}](benchmarks/charts/highlights.png)\n\n"
-        "A bar is the peer's time divided by this library's, a geometric mean over the cases.\n"
-        "The peer is XLA; for weights of 4 and 8 bits, it is our product with bfloat16 weights.\n"
+        "Each bar is the peer's time divided by this library's time, a geometric mean over cases.\n"
+        "Above 1, this library is faster. The peer is XLA. For weights of 4 and 8 bits, the peer\n"
+        "is this library's product with bfloat16 weights.\n"
         f"{_provenance(both)}{steps if kinds & {'training', 'parallel'} else ''}"
     )
 
@@ -229,9 +230,9 @@ def _provenance(products: Sequence[dict]) -> str:
     samples = min(r["samples"] for r in products)
     when = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
     return (
-        f"Measured on {values('device')} with driver {values('driver')} and JAX {values('jax')}, "
-        f"{when}.\nTimes are {how}, the median of {samples} calls or more; calls of all programs "
-        "alternate."
+        f"GPUs: {values('device')}; driver {values('driver')}, JAX {values('jax')}; {when}.\n"
+        f"A time is the median of at least {samples} calls, measured as {how}.\n"
+        "The calls of this library and of its peers alternate."
     )
 
 
