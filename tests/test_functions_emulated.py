@@ -495,7 +495,9 @@ MISTAKES = [
     Mistake(TILE, "a_runs_rows", "4", "8", (WHOLE, *MMA_SYNC)),
     Mistake("tile/fragment.cuh", "another_runs", " + run * 8", "", (WHOLE, *MMA_SYNC)),
     Mistake("tile/fragment.cuh", "a_runs_place", "run * 8 + ", "", (WHOLE, *MMA_SYNC)),
-    Mistake(TILE, "gate_for_up_in_the_second_kernel", "kSets - 1", "0", (GATED_ODD, *MMA_SYNC)),
+    Mistake(
+        TILE, "gate_for_up_in_the_second_kernel", "kNumProducts - 1", "0", (GATED_ODD, *MMA_SYNC)
+    ),
     Mistake(TILE, "outside_is_whole", "m_idx + 8 <= batch.m_end &&", "", (BATCHES, *MMA_SYNC)),
     Mistake(WMMA_KERNEL, "the_last_fragments", case=(WHOLE, WMMA_SQUARE)),
     Mistake(WMMA_KERNEL, "another_fragments_rows", "kMmaM", "8", (WHOLE, WMMA_SQUARE)),

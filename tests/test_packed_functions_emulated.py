@@ -70,12 +70,14 @@ MISTAKES = [
     Mistake(SUMS, "a_part_twice", "part % kParts", "0", "whole rows"),
     Mistake(SUMS, "sums_of_another_pair", "lane % 4 * 2", "lane % 2 * 2", "everything"),
     Mistake(SUMS, "scales_before_the_function", "rows.scales != nullptr", "false", "float8"),
-    Mistake(KERNEL, "gate_for_up", "tile / kSetTiles * params_.tiles", "0", "columns"),
-    Mistake(WIDE, "gate_for_up", "tile / kSetTiles * params_.tiles", "0", "wide gated"),
-    Mistake(SUMS, "operands_of_the_first_expert", "work.group", "0", "experts"),
-    Mistake(SUMS, "operands_of_the_first_expert", "work.group", "0", "wide gated experts"),
+    Mistake(KERNEL, "gate_for_up", "tile / kTilesPerProduct * params_.tiles", "0", "columns"),
+    Mistake(WIDE, "gate_for_up", "tile / kTilesPerProduct * params_.tiles", "0", "wide gated"),
+    Mistake(SUMS, "operands_of_the_first_expert", "work.expert", "0", "experts"),
+    Mistake(SUMS, "operands_of_the_first_expert", "work.expert", "0", "wide gated experts"),
     Mistake(SUMS, "rows_of_the_next_expert", "work.row_end", "params.m", "wide experts"),
-    Mistake(SUMS, "function_of_rows_of_no_expert", "work.is_of_none()", "false", "gated experts"),
+    Mistake(
+        SUMS, "function_of_rows_of_no_expert", "work.has_no_expert()", "false", "gated experts"
+    ),
     Mistake(SUMS, "zeros_without_the_last_row", "row_end - row", "row_end - row - 1", "experts"),
     Mistake(WORK, "one_half_of_a_weight", "params.weight_tiles", "params.tiles", "gated experts"),
 ]

@@ -70,8 +70,8 @@ GUARD = Mistake(WORK, "division_by_0", "/ blocks", "/ max(blocks, 1u)")
 MISTAKES = [
     Mistake(WORK, "weight_of_the_first", "max(run.expert, 0)", "0", ONE),
     Mistake(WORK, "weight_of_another", "offset", "offset / 2", ("128x2_c1", HERE)),
-    Mistake(WORK, "rows_of_no_expert", "kOfNone", "0", CASES[1]),
-    Mistake(WORK, "rows_after_the_last", "kOfNone", "0", ONE),
+    Mistake(WORK, "rows_of_no_expert", "kNoExpert", "0", CASES[1]),
+    Mistake(WORK, "rows_after_the_last", "kNoExpert", "0", ONE),
     Mistake(WORK, "rows_without_the_last", "run.row_end", "run.row_end - 1", ONE),
     Mistake(KERNEL, "x_of_the_first", "work_.row + ", "", ONE),
     Mistake(KERNEL, "columns_of_the_next", "params_.tiles", "1", ONE),

@@ -2,19 +2,21 @@
 //
 // A function is a struct F in tcgemm::elementwise with
 //
-//   Sum                            the type of the accumulators that it takes
+//   Sum                            the type of the accumulators
 //   kIsGated                       whether it takes two accumulators, gate and up
-//   kStoresRows                    whether its first result, D, is whole and of a type that kernels store by rows
-//   kMostReads, kNumResults        how many reads there are, or 1, and results
-//   kMostNeighbors                how many elements are reduced to one in any result; 1: none is reduced
-//   kWork                          how many instructions the code of an element has
-//   whole_level(dim)               the level that is all of dimension `dim`, or -1; see Index below
-//   bytes(along)                   of an element of all reads along this, together
-//   boxed(i), boxed_bytes(i)       of the reads that may come by TMA the number of this one, or -1, and the
-//                                  bytes of its element
-//   load(tile), arrive(tile)       call tile.load<i, T, along>() and tile.arrive<i, T, along>() for each read
-//   run(sum[, up], element, at)    calls element.read<i, T, along>(), and element.write<i, T>(y) with result
-//                                  i, which that rounds to T
+//   kStoresRows                    whether its first result, D, is not reduced and has a type that kernels store by
+//   rows kMostReads, kNumResults        number of operands, at least 1, and of results: extents of arrays
+//   kMostNeighbors                 the most neighbors that a result reduces to one; 1: no result is reduced
+//   kWork                          instructions of an element
+//   whole_level(dim)               the level (0 and 1: outer and inner batch, 2: row, 3: column) that is JAX's
+//   dimension
+//                                  `dim` alone, or -1; see Index below
+//   bytes(along)                   bytes of an element of all operands that vary along `along`, added up
+//   boxed(i), boxed_bytes(i)       index of operand i among those that TMA can load, or -1, and bytes of its element
+//   kBoxedBytes                    boxed_bytes(i) of all operands, added up
+//   load(tile), arrive(tile)       call tile.load<i, T, along>() and tile.arrive<i, T, along>() for each operand
+//   run(sum[, up], element, at)    computes an element: calls element.read<i, T, along>(), and element.write<i, T>(y),
+//                                  which rounds result i to T; at[dim] is the element's index in JAX's dimension `dim`
 //   store(tile)                    calls tile.store<i, T>() for each result, or, for one that is reduced,
 //                                  tile.reduce<i, T, Value, kind, over, neighbors>(), Value being what T is
 //                                  computed with
@@ -50,23 +52,24 @@ __device__ __forceinline__ void transpose_four(Word (&words)[4], int lane) {
   }
 }
 
-// A thread's elements of kGroups groups of eight columns and of kHalves rows that lie eight apart: two neighbors of a
-// row in each, the first in column lane % 4 * 2 of its group. Or, if kSwapped, the same with rows and columns
-// exchanged: `line` is along that of which there are halves, `across` along groups. kRows: D is stored by rows, by the
-// caller, who takes it from the accumulators. kWhole: all are inside the product, and unless kSwapped eight columns of
-// a matrix lie side by side, aligned; then four threads that have the columns of a group between them load and store
-// its rows together. Loaded: what has been before, NothingLoaded or a LoadedPart.
+// A thread's fragment of D, in the layout of an MMA's accumulators: kGroups groups of eight columns by kHalves rows
+// that are eight apart, and of each the two neighbors from column lane % 4 * 2 of the group on. kSwapped: the kernel
+// computes D^T, so that rows of the fragment are columns of D. `line` is the index of a fragment's row, `across` that
+// of a column. kRows: run() leaves D in the accumulators, and the caller stores it. kWhole: no bounds are checked.
+// Either all elements are inside the product, or loads are clamped (kClampsLoads) and the caller leaves out what is
+// outside; unless kSwapped, eight columns of a matrix are contiguous and aligned, so that the four lanes of a group
+// load and store them as vectors. Loaded: the operands that are loaded already, a LoadedPart or NothingLoaded.
 template <typename F, bool kSwapped, bool kRows, bool kWhole, int kGroups, int kHalves, typename Loaded = NothingLoaded>
 class FunctionTile {
  public:
   using Sum = typename F::Sum;
 
-  // What is read, as it comes from memory.
+  // Operands, as they come from memory.
   struct Reads {
     uint64_t values[F::kMostReads][kGroups][kHalves][2];
   };
 
-  // (line, across): the thread's line, and the first one of the groups, of which there are `groups`.
+  // (line, across): the thread's first line, and the first index of the groups. `groups`: number of groups in the tile.
   __device__ __forceinline__ FunctionTile(const FunctionParams& params, const MatrixIndex& batch, int lane,
                                           int32_t line, int32_t across, int groups, Reads& reads,
                                           const Loaded& loaded = {})
@@ -86,11 +89,11 @@ class FunctionTile {
     if constexpr (kWhole) __syncwarp();
   }
 
-  // Replaces the accumulators by the elements of D that kernels store by rows. `up`: those of a gated product's second
-  // matrix. Held: float, as whose bits integer accumulators may be held, or Sum.
+  // Replaces the accumulators by D if kRows. `up`: accumulators of a gated product's second matrix. Held: type of the
+  // registers, which is Sum, or float where a kernel holds the bits of int32 accumulators in float registers.
   template <typename Held>
   __device__ __forceinline__ void run(Held* acc, const Held* up) {
-    static_assert(!kRows || std::is_same_v<Held, float>, "rows are stored of floats");
+    static_assert(!kRows || std::is_same_v<Held, float>, "D is stored from registers of float");
     F::arrive(*this);
     visit([&](int group, int half, int e) {
       Element element{*this, group, half, e};
@@ -107,7 +110,7 @@ class FunctionTile {
 
   // --- what the generated code calls ---
 
-  // What is known where it is compiled: registers have no index that changes.
+  // Indices are constants once loops are unrolled: registers have no index that changes.
   struct Element {
     FunctionTile& tile;
     const int group, half, e;
@@ -126,7 +129,7 @@ class FunctionTile {
       }
     }
 
-    // A number as it is computed with.
+    // y: the element of result i, not yet rounded to T.
     template <int i, typename T, typename Value>
     __device__ __forceinline__ void write(const Value& y) {
       if constexpr (i == 0 && kRows) {  // mutant: halves_exchanged
@@ -143,6 +146,7 @@ class FunctionTile {
     }
   };
 
+  // The element's indices in the dimensions of JAX's accumulator.
   struct Index {
     const Element& element;
 
@@ -192,7 +196,7 @@ class FunctionTile {
     }
   }
 
-  // Once all loads are under way.
+  // Called once all loads are issued: moves operand i to the lanes and registers where read() expects it.
   template <int i, typename T, Along along>
   __device__ __forceinline__ void arrive() {
     if constexpr (kIsMatrix<i>) {
@@ -238,8 +242,9 @@ class FunctionTile {
     });
   }
 
-  // Stores what is left of a result: of eights across, which are two neighbors in each of four threads side by side,
-  // or of eight lines, which are those of eight threads; or of two such eights together.
+  // Reduces each kNeighbors (8 or 16) neighbors of result i to one and stores it. Eight columns of a group are the
+  // pairs of four neighboring lanes; eight lines are those of the eight lanes with the same lane % 4; 16 are two such
+  // eights.
   template <int i, typename T, typename Value, Reduction kind, Over over, int kNeighbors>
   __device__ __forceinline__ void reduce() {
     constexpr bool kAcrossGroups = (over == Over::kColumns) != kSwapped;
@@ -304,13 +309,14 @@ class FunctionTile {
   static constexpr bool kIsLoaded = Loaded::kHasVectors && kIsVector<T, along>;
   template <int i>
   static constexpr bool kIsMatrix = Loaded::Matrices::template kHas<i>;
-  // Whether two neighbors are held as one.
+  // Whether values[group][half][0] has two neighbors, packed.
   template <int i, typename T, Along along>
   static constexpr bool kInPairs = along == Along::kBoth ? kTogether<T> || kIsMatrix<i>
                                                          : kVariesAcross<along, kSwapped> && sizeof(T) <= 4 &&
                                                                (Loaded::kHasVectors || (kWhole && !kSwapped));
 
-  // Calls f(group, half, e) for each element, or for the first one of those that share what varies like this.
+  // Calls f(group, half, e) for each element or, of operands that vary along `along` only, once for each of their
+  // elements.
   template <Along along = Along::kBoth, typename Visitor>
   __device__ __forceinline__ void visit(Visitor&& f) const {
 #pragma unroll
@@ -331,15 +337,15 @@ class FunctionTile {
     if constexpr (!std::is_same_v<T, Value>) return elementwise::wide(x);
   }
 
-  // Stores what is left of neighbors, of which the first is on this line and so many after the first of a group, which
-  // may be that of no group.
+  // Stores a reduction of kNeighbors neighbors. The first of them is on `line`, `offset` elements after the start of a
+  // group; groups past the last one are ignored.
   template <int i, Over over, int kNeighbors, typename Value>
   __device__ __forceinline__ void store_reduced(int group, int32_t line, int offset, Value value) const {
     if (group >= groups_) return;
     const int32_t across = across_ + 8 * group + offset;
     const int32_t m = kSwapped ? across : line, n = kSwapped ? line : across;
     if (!is_inside(m, n)) return;
-    // Along each, how many are one.
+    // How many elements are reduced to one along M and along N.
     constexpr int kAlongM = over == Over::kRows ? kNeighbors : 1, kAlongN = over == Over::kRows ? 1 : kNeighbors;
     const int32_t rows = (params_.m + kAlongM - 1) / kAlongM, columns = (params_.n + kAlongN - 1) / kAlongN;
     const int64_t row = int64_t{batch_.idx} * rows + m / kAlongM;  // mutant: wrong_eight
@@ -407,7 +413,7 @@ class FunctionTile {
     }
   }
 
-  // Of a thread's first element of a group.
+  // Offset of the thread's first element from the first column of a group.
   __device__ __forceinline__ int32_t pair() const { return lane_ % 4 * 2; }
   __device__ __forceinline__ int32_t row(int group, int half, int e) const {
     return kSwapped ? across_ + 8 * group + pair() + e : line_ + 8 * half;
@@ -430,23 +436,24 @@ class FunctionTile {
   uint64_t results_[F::kNumResults][kGroups][kHalves][2];
 };
 
-// A function of a warp's eight rows of kGroups times eight columns, from (m_idx, n_idx) on, that stores what it makes
-// of them itself. get_acc(is_whole, acc) gives those that the thread has as FunctionTile wants it, as [set][element],
-// a set being a product; is_whole, as std::bool_constant, says that all of them are inside the product. Without
-// kHasWhole there is no code for that, which takes time to load where it runs but once.
+// Runs a function on eight rows of a warp by 8 * kGroups columns from (m_idx, n_idx) on, and stores all results, D
+// among them. get_acc(is_whole, acc) fills acc[product][element] with the lane's accumulators, in the order of
+// FunctionTile; product 1 is `up` of a gated product. is_whole, a std::bool_constant: whether all elements are inside
+// the product. kHasWhole: whether there is code for that. In code that runs once, fetching more instructions costs more
+// than it saves.
 template <typename F, int kGroups, bool kHasWhole = true, typename GetAcc>
 __device__ __forceinline__ void run_on_eight_rows(const FunctionParams& params, const MatrixIndex& batch, int32_t m_idx,
                                                   int32_t n_idx, const GetAcc& get_acc) {
   const auto run = [&](auto is_whole) {
     using Tile = FunctionTile<F, false, false, decltype(is_whole)::value, kGroups, 1>;
-    constexpr int kSets = F::kIsGated ? 2 : 1;
+    constexpr int kNumProducts = F::kIsGated ? 2 : 1;
     const int lane = threadIdx.x % 32, groups = min(kGroups, (params.n - n_idx + 7) / 8);
     typename Tile::Reads reads;
     Tile tile(params, batch, lane, m_idx + lane / 4, n_idx, groups, reads);  // mutant: a_runs_rows
     tile.load();
-    typename F::Sum acc[kSets][2 * kGroups];
+    typename F::Sum acc[kNumProducts][2 * kGroups];
     get_acc(is_whole, acc);
-    tile.run(acc[0], acc[kSets - 1]);  // mutant: gate_for_up_in_the_second_kernel
+    tile.run(acc[0], acc[kNumProducts - 1]);  // mutant: gate_for_up_in_the_second_kernel
   };
   if constexpr (kHasWhole) {
     // mutant: outside_is_whole

@@ -1,7 +1,7 @@
 """The device-local grouped product: fold the batch dimensions, choose, call.
 
-As in dense/plan.py, `make_plan` decides everything from shapes and dtypes, `ragged_dot` carries a
-plan out and `explain` prints one.
+As in dense/plan.py, `make_plan` decides everything from shapes and dtypes, and `ragged_dot` carries
+a plan out. `explain` prints plans.
 """
 
 import dataclasses
@@ -91,9 +91,9 @@ class Plan(BasePlan):
 
     @property
     def flips_rhs(self) -> bool:
-        """Whether matrices that lie transposed are transposed for rows to be independent.
+        """Whether transposed matrices are transposed back, for batch-invariant results.
 
-        `host` adds up a group of a single row in another order by them.
+        With transposed matrices, `host` adds up a group of one row in another order.
         """
         own = self.product
         is_host = self.choice.implementation == "host"
@@ -164,13 +164,13 @@ def make_plan(product: Product, device: selection.Device, obstacle: str = "") ->
 
 
 def of_nominal_rows(problem: RaggedProblem, options: CallOptions) -> RaggedProblem | None:
-    """The problem that decides where the bits of a row must be its own."""
+    """Return the problem that selects a batch-invariant kernel; None if that is not asked for."""
     rows = options.invariant_rows
     return problem.with_rows(rows) if rows else None
 
 
 def numerics_of(product: Product, device: selection.Device) -> Numerics | str:
-    """How it is computed, or what stands against that."""
+    """Return the numerics of the product, or the reason why no implementation supports it."""
     dtypes = product.lhs_dtype, product.rhs_dtype, product.result_dtype
     numerics = resolve(*dtypes, product.precision, device.platform)
     if not isinstance(numerics, str) and numerics.terms is not None and numerics.terms.is_complex:
@@ -183,9 +183,9 @@ def numerics_of(product: Product, device: selection.Device) -> Numerics | str:
 
 
 def problem_of(product: Product, numerics: Numerics, platform: str) -> RaggedProblem:
-    """The problem that implementations take.
+    """Return the problem that implementations take.
 
-    The tensor cores of a GPU want matrices of 8 bits with rows of what is summed over.
+    On a GPU, 8-bit matrices must have the contracted dimension last, so that rhs is transposed.
     """
     is_transposed = (
         platform == "cuda" and numerics.lhs_dtype.itemsize == 1 and product.form == "rows"
@@ -226,7 +226,7 @@ def ragged_dot(lhs, rhs, group_sizes, group_offset, gather=None, *, plan: Plan) 
 
 
 def prepared(plan: Plan, lhs, rhs, group_sizes, group_offset, gather=None) -> list[jax.Array]:
-    """The operands that every call takes, as it takes them."""
+    """Return the operands of the custom call: split or converted, transposed and broadcast."""
     product, numerics = plan.product, plan.numerics
     lhs_batch, rhs_batch, sizes_batch = product.batches
     if numerics.terms is not None:
@@ -245,10 +245,10 @@ def prepared(plan: Plan, lhs, rhs, group_sizes, group_offset, gather=None) -> li
 
 
 def _split_operands(product: Product, numerics: Numerics, lhs, rhs, group_sizes, gather=None):
-    """Operands of the same product over their terms, which are more of what is summed over.
+    """Split operands into low-precision terms along the contracted dimension, which grows by them.
 
-    In form contraction that are rows: the terms of each lie side by side, and groups and indices
-    are of so many more.
+    In the form contraction that dimension is the tokens: the terms of a token are adjacent, and
+    group sizes and indices are multiplied by the number of terms.
     """
     number = numerics.terms.number
     if product.form == "contraction":
@@ -262,7 +262,7 @@ def _split_operands(product: Product, numerics: Numerics, lhs, rhs, group_sizes,
 
 
 def _split(x: jax.Array, product: Product, numerics: Numerics, is_rhs: bool) -> jax.Array:
-    """An operand's terms, with what is summed over as one dimension."""
+    """Split an operand into terms, and merge the terms with the contracted dimension."""
     how = _split_of(product, numerics, is_rhs)
     # In a contraction, the tokens come before their terms.
     (axis,), is_contraction = how.contract, product.form == "contraction"
@@ -270,9 +270,9 @@ def _split(x: jax.Array, product: Product, numerics: Numerics, is_rhs: bool) -> 
 
 
 def _split_of(product: Product, numerics: Numerics, is_rhs: bool) -> split_precision.Split:
-    """How an operand is split, as `explain` says and `_split` does it.
+    """Return how an operand is split, for `explain` and `_split`.
 
-    Nothing is filled up: matrices of groups are packed.
+    Nothing is padded: the matrices of groups are contiguous.
     """
     shape, from_end = _shape(product, is_rhs), 1
     if product.form == "rows" and is_rhs and not product.rhs_transposed:
@@ -298,12 +298,15 @@ def _shape(product: Product, is_rhs: bool) -> tuple[int, ...]:
 
 
 def _merged(x: jax.Array, axis: int) -> jax.Array:
-    """With a dimension and the one after it as one."""
+    """Merge a dimension with the one after it."""
     return lax.collapse(x, axis, axis + 2)
 
 
 def _repeat(x, batch, product):
-    """With either all batch dimensions of the result or none: what is between is copied."""
+    """Broadcast an operand that has batch dimensions to all batch dimensions of the result.
+
+    Kernels take an operand for each entry of the batch, or one for all.
+    """
     if not product.is_batched(batch):
         return x
     return jnp.broadcast_to(x, (*product.batch_shape, *x.shape[len(batch) :]))
@@ -378,12 +381,13 @@ def _one_after_another(lhs, rhs, sizes, rhs_transposed: bool, **kwargs) -> jax.A
     def with_group(out, own):
         matrix, begin, end = own
 
-        def added(out):
+        def with_rows_of_group(out):
             row = lax.broadcasted_iota(end.dtype, out.shape, 0)
             return jnp.where((begin <= row) & (row < end), product(lhs, matrix), out)
 
-        return lax.cond(begin < end, added, lambda out: out, out), None
+        return lax.cond(begin < end, with_rows_of_group, lambda out: out, out), None
 
     ends = jnp.cumsum(sizes)
-    nothing = product(lhs[:, :0], lax.slice_in_dim(rhs[0], 0, 0, axis=int(rhs_transposed)))
-    return lax.scan(with_group, nothing, (rhs, ends - sizes, ends))[0]
+    # A product without k: zeros of the result's shape and dtype.
+    zeros = product(lhs[:, :0], lax.slice_in_dim(rhs[0], 0, 0, axis=int(rhs_transposed)))
+    return lax.scan(with_group, zeros, (rhs, ends - sizes, ends))[0]

@@ -9,11 +9,15 @@ call. The `Encoding` decides what depends on how operands are stored: as plain a
 scales, or as a packed weight. Of a grouped product, which masks the results in rows that belong to
 no group, epilogue_operands may be held by group.
 
-Parameters, all static: options, encoding, function, a closed jaxpr without constants, none of whose
-arguments are random keys, in_place (None, or the number of the epilogue's operand whose memory the
-first result takes; XLA copies that operand first where it is needed afterwards) and xla_dtype (the
-dtype of products that devices sum, and on a GPU of what XLA computes of the epilogue where no
-kernel runs the call; None: as the epilogue says).
+Parameters, all static:
+  options: options of the call.
+  encoding: how the product's operands are stored.
+  function: the epilogue, a closed jaxpr without constants and without arguments that are random
+    keys.
+  in_place: None, or the index of the epilogue operand whose memory the first result takes. XLA
+    copies that operand first if it is used again.
+  xla_dtype: None, or the dtype in which partial products are added over devices, and in which XLA
+    computes the epilogue on a GPU where no kernel runs the call.
 """
 
 import functools
@@ -115,9 +119,9 @@ def _split(arguments: Sequence, encoding: Encoding) -> tuple[Sequence, Sequence]
 def unfused(*arguments, **params) -> list[jax.Array]:
     """Return the results by products without an epilogue, and XLA's code for the epilogue.
 
-    Products are rounded by themselves where the epilogue does that first, so that they are stored
-    so. Of an epilogue that reduces some of its other results only that is XLA's; for the rest there
-    is a call of its own.
+    If the epilogue begins by rounding the accumulators, the products are rounded, so that XLA
+    stores them in the narrower dtype. If the epilogue reduces results, only the reductions are left
+    to XLA; the other results come from another call of this primitive, which may be fused.
     """
     return _unfused(arguments, params | {"xla_dtype": None})
 
@@ -154,7 +158,7 @@ def _applied(function: core.ClosedJaxpr, accs, arguments, params) -> list[jax.Ar
 
 
 def _stored(*, encoding, function, xla_dtype, **_) -> tuple[np.dtype, core.ClosedJaxpr]:
-    """The dtype that accumulators are stored in for XLA, and the epilogue of such ones."""
+    """Return the dtype in which XLA stores accumulators, and the epilogue that takes that dtype."""
     if xla_dtype is not None:
         return xla_dtype, narrowed(function, encoding.num_accumulators, xla_dtype)
     if encoding.stores_narrow:
@@ -168,7 +172,10 @@ def _split_off_reductions(*, encoding, function, **_):
 
 
 def bare_products(*arguments, **params) -> list[jax.Array]:
-    """Return the accumulators of the unfused call, or the results of a call without reductions."""
+    """Return the inputs of XLA's part of an unfused call.
+
+    These are the accumulators or, if reductions were split off, the results without them.
+    """
     if (split := _split_off_reductions(**params)) is not None:
         return epilogue_product_p.bind(*arguments, **params | {"function": split[0]})
     encoding = params["encoding"]
@@ -185,8 +192,8 @@ def _accumulators(encoding: Encoding, operands, dtype, options: CallOptions) -> 
     )
 
 
-def _accumulators_by_calls(encoding: Encoding, operands, dtype, options) -> list[jax.Array]:
-    """`_accumulators`, of a bare encoding by a call of the primitive."""
+def _accumulators_by_primitive(encoding: Encoding, operands, dtype, options) -> list[jax.Array]:
+    """Return `_accumulators`, by a call of this primitive if the encoding has bare kernels."""
     if encoding.is_bare:
         return [bare_product(encoding, operands, dtype, options)]
     return _accumulators(encoding, operands, dtype, options)
@@ -208,7 +215,7 @@ def _batch(axis_data, args, dims, **params):
     operand_dims, epilogue_dims = _split(dims, encoding)
     number, size = encoding.num_accumulators, axis_data.size
     if all(dim is None for dim in operand_dims):
-        accs = _accumulators_by_calls(encoding, operands, encoding.accumulator, options)
+        accs = _accumulators_by_primitive(encoding, operands, encoding.accumulator, options)
 
         def of_operands(*epilogue_operands):
             return _applied(function, accs, (*operands, *epilogue_operands), params)
@@ -223,19 +230,19 @@ def _batch(axis_data, args, dims, **params):
     if found is None:
         out = jax.vmap(lambda *xs: unfused(*xs, **params), tuple(dims), axis_size=size)(*args)
         return out, [0] * len(out)
-    encoding, operands, in_acc = found
-    out_dims = tuple(_new_dimension(x, function.in_avals[0], in_acc) for x in function.out_avals)
+    encoding, operands, acc_dim = found
+    out_dims = tuple(_new_dimension(x, function.in_avals[0], acc_dim) for x in function.out_avals)
     in_place = params["in_place"]
     others = encoding.batched_epilogue_operands(epilogue_operands, epilogue_dims)
     epilogue_operands, epilogue_dims = map(list, others)
     if in_place is not None and epilogue_dims[in_place] is None:
         in_place = None
-    elif in_place is not None:  # It lies as the result does.
+    elif in_place is not None:  # The operand must have its dimensions in the result's order.
         x, dim = epilogue_operands[in_place], epilogue_dims[in_place]
         epilogue_operands[in_place] = jnp.moveaxis(x, dim, out_dims[0])
         epilogue_dims[in_place] = out_dims[0]
     types = tuple(encoding.argument_types(operands, epilogue_operands, options))
-    in_dims = *[in_acc] * number, *epilogue_dims
+    in_dims = *[acc_dim] * number, *epilogue_dims
     function = functions.mapped(function, types, in_dims, out_dims, size)
     how = {"in_place": in_place, "xla_dtype": params["xla_dtype"]}
     out = epilogue_product(encoding, operands, epilogue_operands, options, function, **how)
@@ -265,17 +272,17 @@ def _mapped_product(operands, dims, size: int, mesh_axis, params) -> jax.Array:
     return lax.map(of_entry, mapped)
 
 
-def _new_dimension(result, acc, in_acc: int) -> int:
-    """Where a result has the new dimension that is `in_acc` of the accumulator."""
+def _new_dimension(result, acc, acc_dim: int) -> int:
+    """Return the new dimension of a result, which is `acc_dim` of the accumulator."""
     if result.ndim == acc.ndim:
-        return in_acc
+        return acc_dim
     if result.ndim < acc.ndim:
         return 0
     # Two arrays of the accumulator's shape, stacked before or after the new dimension.
     pair = next(
         i for i in range(result.ndim) if (*result.shape[:i], *result.shape[i + 1 :]) == acc.shape
     )
-    return in_acc + (pair < in_acc)
+    return acc_dim + (pair < acc_dim)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -296,21 +303,23 @@ batching.fancy_primitive_batchers[epilogue_product_p] = _batch
 def _jvp(primals, tangents, **params):
     """Differentiate the epilogue, given the encoding's tangents of the accumulators.
 
-    More results are kept where the epilogue's derivative needs them. Derivatives inherit the
-    implementation, but not the config.
+    The call returns residuals as further results where the epilogue's derivative needs them.
+    Derivatives inherit the implementation, but not the config.
     """
     encoding = params["encoding"]
     operands, epilogue_operands = _split(primals, encoding)
-    moving, rest = _split(tangents, encoding)
+    operand_tangents, epilogue_tangents = _split(tangents, encoding)
     options = params["options"]
-    daccs = encoding.tangents(operands, moving, options, _accumulators_by_calls)
+    daccs = encoding.tangents(operands, operand_tangents, options, _accumulators_by_primitive)
 
     def run(kept):
         return epilogue_product_p.bind(*primals, **params | {"function": kept})
 
     rows = encoding.rows(operands, options)
     how = {"expand": rows.given, "mask": rows.masked}
-    return kept_values.jvp(params["function"], run, epilogue_operands, daccs, rest, **how)
+    return kept_values.jvp(
+        params["function"], run, epilogue_operands, daccs, epilogue_tangents, **how
+    )
 
 
 def _transpose(cotangents, *operands, **params):
@@ -390,16 +399,17 @@ def division_of(*avals_and_params) -> partitioning.Division:
 
         return call
 
-    # Products are summed over devices in the dtype of a layer's result, two of them at once.
-    summed, wide = params["xla_dtype"] or encoding.accumulator, encoding.accumulator
+    # Partial products are added over devices in the dtype of a layer's result; gate and up are
+    # stacked, so that they are added together.
+    sum_dtype, acc_dtype = params["xla_dtype"] or encoding.accumulator, encoding.accumulator
 
     def multiply(*operands):
-        products = encoding.products(operands, summed, options)
+        products = encoding.products(operands, sum_dtype, options)
         return (products[0] if len(products) == 1 else jnp.stack(products),)
 
     def finish(sums, *epilogue_operands):
         products = sums if encoding.num_products == 1 else [*sums[0]]
-        accs = encoding.split_products([x.astype(wide) for x in products], operands)
+        accs = encoding.split_products([x.astype(acc_dtype) for x in products], operands)
         return tuple(on_shard(*accs, *epilogue_operands))
 
     def converted(sums):
@@ -431,7 +441,7 @@ def _whole(names: Names, on_shard, of_function: Sequence) -> tuple[str, ...]:
 
 
 def _addend(x: jax.Array) -> jax.Array:
-    """A result as it is summed over devices, of which all but one have zeros."""
+    """Return a result in a dtype that devices can add; all devices but one have zeros."""
     return x.astype(np.uint8) if x.dtype == np.bool_ else x
 
 

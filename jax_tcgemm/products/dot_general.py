@@ -11,7 +11,7 @@ from jax_tcgemm.products.arguments import (
     canonical_element_type,
     canonical_sharding,
 )
-from jax_tcgemm.products.epilogue import check_alone
+from jax_tcgemm.products.epilogue import check_epilogue
 from jax_tcgemm.products.packed import kind_of
 from jax_tcgemm.products.quantized import as_operand, as_weight, is_any, product, with_epilogue
 
@@ -90,7 +90,7 @@ def dot_general(
     kind = kind_of(rhs)
     options = call_options(op, implementation, config, batch_invariant, kind)
     dimension_numbers = canonical_dimension_numbers(op, dimension_numbers, lhs, rhs)
-    check_alone(op, epilogue, epilogue_operands, preferred_element_type=preferred_element_type)
+    check_epilogue(op, epilogue, epilogue_operands, preferred_element_type=preferred_element_type)
     if epilogue is not None:
         return with_epilogue(
             options,

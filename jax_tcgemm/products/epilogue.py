@@ -34,7 +34,7 @@ from jax_tcgemm.system.jax_internals import trace_context
 _DEFAULTS = {"alpha": 1.0, "donate_residual": False}
 
 
-def check_alone(op: str, epilogue, epilogue_operands, **replaced) -> None:
+def check_epilogue(op: str, epilogue, epilogue_operands, **replaced) -> None:
     """Check an epilogue and its operands, and that no argument is given that it replaces.
 
     Raises:
@@ -93,7 +93,8 @@ def with_epilogue(
       options: options of the call.
       lhs: left operand.
       rhs: right operand.
-      epilogue: a function, `check_alone`; of both accumulators of a gated product.
+      epilogue: a function that `check_epilogue` has checked; of a gated product, it takes both
+        accumulators.
       epilogue_operands: the operands of the epilogue, a tuple or list.
       dimension_numbers: canonical.
       rhs_up: None, or the second right operand of a gated product.
@@ -151,7 +152,8 @@ def with_encoded_epilogue(
       options: options of the call.
       encoding: how the product's operands are stored.
       operands: the product's operands.
-      epilogue: a function, `check_alone`; of both accumulators of a gated product.
+      epilogue: a function that `check_epilogue` has checked; of a gated product, it takes both
+        accumulators.
       epilogue_operands: the operands of the epilogue, a tuple or list.
 
     Returns:
@@ -205,7 +207,8 @@ def with_grouped_epilogue(
     Args:
       options: options of the call.
       ragged: checked, without batch dimensions.
-      epilogue: a function, `check_alone`; of both accumulators of a gated product.
+      epilogue: a function that `check_epilogue` has checked; of a gated product, it takes both
+        accumulators.
       epilogue_operands: the operands of the epilogue, a tuple or list.
       gated: whether rhs has two matrices for each group.
       blocks: None, or the block shapes of the scales in `ragged`.
@@ -284,11 +287,11 @@ def _is_key(x) -> bool:
 
 
 class _Traced(NamedTuple):
-    """Jaxpr of a function, the tree of its results, and the type of a result that is no array."""
+    """Jaxpr of a function, tree of its results, and type of a result that is no array, or ""."""
 
     function: core.ClosedJaxpr
     results: jax.tree_util.PyTreeDef
-    wrong: str
+    invalid_type: str
 
 
 class _ClosesOverArraysError(Exception):
@@ -298,34 +301,34 @@ class _ClosesOverArraysError(Exception):
 def _trace(epilogue: Callable, types: tuple) -> _Traced:
     """Trace of a function, cached by the function and its argument types."""
     try:
-        known = Exactly(epilogue)
-    except TypeError:
-        return _traced(epilogue, types)
+        key = Exactly(epilogue)
+    except TypeError:  # It is not hashable, so that its trace cannot be cached.
+        return _trace_uncached(epilogue, types)
     try:
-        return _known_trace(known, types, trace_context())
-    except _ClosesOverArraysError as found:
-        return found.args[0]
+        return _trace_cached(key, types, trace_context())
+    except _ClosesOverArraysError as error:
+        return error.args[0]
 
 
 @functools.lru_cache(maxsize=1024)
-def _known_trace(epilogue: Exactly, types: tuple, context) -> _Traced:
+def _trace_cached(epilogue: Exactly, types: tuple, context) -> _Traced:
     del context
-    traced = _traced(epilogue.value, types)
+    traced = _trace_uncached(epilogue.value, types)
     if traced.function.consts:
         raise _ClosesOverArraysError(traced)
     return traced
 
 
-def _traced(epilogue: Callable, types: tuple) -> _Traced:
-    results, wrong = None, ""
+def _trace_uncached(epilogue: Callable, types: tuple) -> _Traced:
+    results, invalid_type = None, ""
 
     def flat(*arguments):
-        nonlocal results, wrong
+        nonlocal results, invalid_type
         leaves, results = jax.tree.flatten(epilogue(*arguments))
-        wrong = next((type(x).__name__ for x in leaves if not _is_array(x)), "")
-        return () if wrong else leaves
+        invalid_type = next((type(x).__name__ for x in leaves if not _is_array(x)), "")
+        return () if invalid_type else leaves
 
-    return _Traced(jax.make_jaxpr(flat)(*types), results, wrong)
+    return _Traced(jax.make_jaxpr(flat)(*types), results, invalid_type)
 
 
 def _is_array(x) -> bool:
@@ -341,10 +344,10 @@ def _is_array(x) -> bool:
 def _check_results(
     op: str, traced: _Traced, shape: tuple[int, ...], may_reduce: bool = True
 ) -> None:
-    if traced.wrong:
+    if traced.invalid_type:
         raise TypeError(
             f"{op}: epilogue must return arrays of numeric dtypes, got a result of type "
-            f"{traced.wrong}; leave it out"
+            f"{traced.invalid_type}; leave it out"
         )
     results = traced.function.out_avals
     if not results:
@@ -352,7 +355,7 @@ def _check_results(
             f"{op}: epilogue must return an array at least, got {traced.results}; return what it "
             "computes"
         )
-    # Along axes of shard_map there are effects, too, which say no more than that.
+    # NamedAxisEffect only records that an axis of shard_map is in scope.
     if effects := [x for x in traced.function.effects if type(x).__name__ != "NamedAxisEffect"]:
         raise ValueError(
             f"{op}: epilogue must have no effects, got {effects}; print or raise outside of it"

@@ -22,7 +22,7 @@ from jax_tcgemm.products.arguments import (
     check_flag,
     real_number,
 )
-from jax_tcgemm.products.epilogue import check_alone
+from jax_tcgemm.products.epilogue import check_epilogue
 from jax_tcgemm.products.packed import kind_of
 from jax_tcgemm.products.quantized import as_operand, as_weight, with_epilogue
 from jax_tcgemm.sharding import shardings
@@ -132,7 +132,7 @@ def linear(
         "donate_residual": donate_residual,
         "preferred_element_type": preferred_element_type,
     }
-    check_alone(op, epilogue, epilogue_operands, **replaced)
+    check_epilogue(op, epilogue, epilogue_operands, **replaced)
     if epilogue is not None:
         return with_epilogue(
             options,
@@ -238,7 +238,7 @@ def gated_linear(
         **{"bias": bias, "residual": residual, "donate_residual": donate_residual},
         "preferred_element_type": preferred_element_type,
     }
-    check_alone(op, epilogue, epilogue_operands, **replaced)
+    check_epilogue(op, epilogue, epilogue_operands, **replaced)
     if epilogue is not None:
         return with_epilogue(
             options,

@@ -9,7 +9,7 @@ from jax_tcgemm.products.arguments import (
     promoted_type,
     weakened,
 )
-from jax_tcgemm.products.epilogue import check_alone
+from jax_tcgemm.products.epilogue import check_epilogue
 from jax_tcgemm.products.linear import product
 from jax_tcgemm.products.packed import is_packed, kind_of
 from jax_tcgemm.products.quantized import as_operand, as_weight, is_any, squeezed, with_epilogue
@@ -158,7 +158,7 @@ def matmul(
         "donate_residual": donate_residual,
         "preferred_element_type": preferred_element_type,
     }
-    check_alone(op, epilogue, epilogue_operands, **replaced)
+    check_epilogue(op, epilogue, epilogue_operands, **replaced)
     result_type, is_weak = canonical_element_type(op, preferred_element_type), False
     if result_type is None and not is_any(a, b):
         result_type, is_weak = promoted_type(op, a, b)

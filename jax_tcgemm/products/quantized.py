@@ -49,17 +49,17 @@ def as_operand(op: str, name: str, x) -> jax.Array | QuantizedArray:
     """
     if packed.is_packed(x):
         raise TypeError(
-            f"{op}: {name} must be an array, got {name} of type PackedWeight; it is "
-            "what others are multiplied by"
+            f"{op}: {name} must be an array, got {name} of type PackedWeight; only the weight "
+            "may be packed"
         )
     if not is_quantized(x):
         return as_array(op, name, x)
     qvalue = as_array(op, f"{name}.qvalue", x.qvalue)
     is_real = not jnp.issubdtype(qvalue.dtype, jnp.complexfloating) and qvalue.dtype != np.bool_
-    # A qtype other than int* and uint*, such as nf4, needs floating-point values; that of integers,
-    # such as int3, says their range.
-    is_table = isinstance(x.qtype, str) and not x.qtype.startswith(("int", "uint"))
-    if not is_real or (is_table and not jnp.issubdtype(qvalue.dtype, jnp.floating)):
+    # A qtype other than int* and uint*, such as nf4, names a codebook, whose values must be floats.
+    # An integer qtype, such as int3, only gives the range of the values.
+    is_codebook = isinstance(x.qtype, str) and not x.qtype.startswith(("int", "uint"))
+    if not is_real or (is_codebook and not jnp.issubdtype(qvalue.dtype, jnp.floating)):
         raise TypeError(
             f"{op}: {name} must have real numbers as its qvalue, got {name}.qvalue.dtype="
             f"{qvalue.dtype} and {name}.qtype={x.qtype}; dequantize it first"
@@ -162,8 +162,8 @@ def values_of(x) -> jax.Array:
     return x.qvalue if is_any(x) else x
 
 
-def multiplied(*operands) -> list[jax.Array] | None:
-    """Values to multiply before scaling, converted to dtypes that products accept together.
+def values_to_multiply(*operands) -> list[jax.Array] | None:
+    """Return the values before scaling, converted to dtypes that products accept together.
 
     8-bit values beside an operand of a wider dtype are converted to the wider dtype, which is
     exact. None if an operand has zero points, or the wider dtypes differ or are not floating point.
@@ -190,14 +190,14 @@ def multiplied(*operands) -> list[jax.Array] | None:
 class _Scaled:
     """An epilogue that multiplies the accumulators by scales first.
 
-    The first `number` operands are scales; `places` lists the indices of each accumulator's scales.
+    The first `num_scales` operands are scales; `scale_indices` has those of each accumulator.
     The operands of `epilogue` follow.
     """
 
     epilogue: Callable
     dtype: np.dtype
-    number: int
-    places: tuple[tuple[int, ...], ...]
+    num_scales: int
+    scale_indices: tuple[tuple[int, ...], ...]
 
     @property
     def is_checked(self) -> bool:
@@ -205,21 +205,21 @@ class _Scaled:
         return getattr(self.epilogue, "is_checked", False)
 
     def __call__(self, *arguments):
-        accs, rest = arguments[: len(self.places)], arguments[len(self.places) :]
-        scales, operands = rest[: self.number], rest[self.number :]
+        accs, rest = arguments[: len(self.scale_indices)], arguments[len(self.scale_indices) :]
+        scales, operands = rest[: self.num_scales], rest[self.num_scales :]
         scaled = [
             functools.reduce(
                 jnp.multiply,
                 (scales[place].astype(self.dtype) for place in own),
                 acc.astype(self.dtype),
             )
-            for acc, own in zip(accs, self.places, strict=True)
+            for acc, own in zip(accs, self.scale_indices, strict=True)
         ]
         return self.epilogue(*scaled, *operands)
 
 
-def accumulated(*operands) -> np.dtype:
-    """Dtype in which products are scaled."""
+def scaling_dtype(*operands) -> np.dtype:
+    """Return the dtype in which accumulators are multiplied by scales."""
     dtypes = [x.dtype for x in operands if jnp.issubdtype(x.dtype, jnp.floating)]
     return np.dtype(jnp.result_type(np.float32, *(wide_dtype(dtype) for dtype in dtypes)))
 
@@ -271,13 +271,14 @@ def with_epilogue(
             options, lhs, rhs, epilogue, operands, in_place=in_place, **how, **gates, **sharded
         )
     precision = sharded["precision"] = canonical_precision(op, precision)
+    # If the epilogue only rounds, this is a plain product of the rounded dtype.
     rounded = None if pair is not None or rhs_up is not None else rounded_dtype(epilogue)
     if packed.is_packed(lhs, *rights):
         if rounded is not None:
             return packed.product(options, lhs, rhs, rounded, **how, **sharded)
         own = {"pair": pair, **how, **sharded}
         return packed.with_epilogue(options, lhs, rights, epilogue, operands, **own)
-    dtype, values = accumulated(lhs, *rights), multiplied(lhs, *rights)
+    dtype, values = scaling_dtype(lhs, *rights), values_to_multiply(lhs, *rights)
     axes = [(lhs, dimension_numbers[0][0]), *((x, dimension_numbers[0][1]) for x in rights)]
     if values is not None and not any(has_blocks(*each) for each in axes):
         scales = _scales_of_result(lhs, rights, dimension_numbers, permutation, pair)
@@ -413,17 +414,17 @@ def _by_blocks(
         is_exact_in_bfloat16(values_of(x).dtype, x.scale.dtype if is_any(x) else None)
         for x in (lhs, rhs)
     )
-    lhs, *of_lhs = _of_rows(lhs, lhs_batch, lhs_contract)
-    rhs, *of_rhs = _of_rows(rhs, (*pair, *rhs_batch), rhs_contract)
+    lhs, lhs_scales, lhs_block, has_lhs_row = _k_major(lhs, lhs_batch, lhs_contract)
+    rhs, rhs_scales, rhs_block, has_rhs_row = _k_major(rhs, (*pair, *rhs_batch), rhs_contract)
     if pair:
-        of_rhs[0] = jnp.broadcast_to(of_rhs[0], (2, *of_rhs[0].shape[1:]))
+        rhs_scales = jnp.broadcast_to(rhs_scales, (2, *rhs_scales.shape[1:]))
     num_batch = len(lhs_batch)
     # An operand without free dimensions has a row of size 1, which is squeezed from the result.
-    ones = [num_batch] if of_lhs[2] else []
-    ones += [lhs.ndim - 1] if of_rhs[2] else []
-    blocks = of_lhs[1], of_rhs[1]
+    ones = [num_batch] if has_lhs_row else []
+    ones += [lhs.ndim - 1] if has_rhs_row else []
+    blocks = lhs_block, rhs_block
     encoding = BlockScaled(num_batch, blocks, bool(pair), precision, is_exact=is_exact)
-    operands = lhs, rhs, of_lhs[0], of_rhs[0]
+    operands = lhs, rhs, lhs_scales, rhs_scales
     is_natural = permutation is None or tuple(permutation) == tuple(range(len(permutation)))
     if is_natural and not ones:
         return unquantized.with_encoded_epilogue(
@@ -436,7 +437,7 @@ def _by_blocks(
     return unquantized.applied(options.function, [acc], epilogue, epilogue_operands)
 
 
-def _of_rows(x, batch, contract) -> tuple[jax.Array, jax.Array, tuple[int, int], bool]:
+def _k_major(x, batch, contract) -> tuple[jax.Array, jax.Array, tuple[int, int], bool]:
     """Return values and scales (*batch, *rows, k), and the block of the last two dimensions.
 
     An operand without free dimensions gets one row; the last result is whether it did.
@@ -453,17 +454,18 @@ def _of_rows(x, batch, contract) -> tuple[jax.Array, jax.Array, tuple[int, int],
     if is_any(x):
         scale, tile = lax.transpose(x.scale, order).astype(jnp.float32), x.tile
     tile = [tile[axis] for axis in order]
-    # Blocks are possible along the last dimension of rows, and along K merged to one dimension. K
-    # has blocks only if every contracted dimension before `last`, the last one with several scales,
-    # has a scale for each element; the size of `last` must then be a multiple of its block. Other
-    # scales are repeated for each element.
+    # A kernel takes blocks along the last dimension of rows, and along K, all contracted dimensions
+    # merged. `last` is the last contracted dimension with several scales. Its blocks are blocks of
+    # K if the contracted dimensions before it have a scale for each element and, if these have
+    # several elements, its size is a multiple of its block. Other scales are repeated for each
+    # element.
     last = max((axis for axis in range(kept, x.ndim) if scale.shape[axis] > 1), default=kept)
-    is_behind = math.prod(values.shape[kept:last]) > 1
+    has_outer_k = math.prod(values.shape[kept:last]) > 1
     for axis, extent in enumerate(values.shape):
-        is_of_k, number = axis >= kept, scale.shape[axis]
-        must_be_whole = axis < (last if is_of_k else kept - bool(free))
-        must_be_whole |= is_behind and axis == last and extent % tile[axis] != 0
-        if must_be_whole and number != extent and (is_of_k or number > 1):
+        is_of_k, num_scales = axis >= kept, scale.shape[axis]
+        needs_each_scale = axis < (last if is_of_k else kept - bool(free))
+        needs_each_scale |= has_outer_k and axis == last and extent % tile[axis] != 0
+        if needs_each_scale and num_scales != extent and (is_of_k or num_scales > 1):
             scale = spread_along(axis, scale, extent, tile[axis])
             tile[axis] = 1
     rows = tile[kept - 1] if free else 1

@@ -1,6 +1,6 @@
 // D[m,n] = sum over k of X[m,k] * w[k,n] for few rows of X and weights of few bits (core/packed_problem.h), for sm_80
 // and later; clusters from sm_90 on. Bound by memory: what matters is how many bytes of the weight are under way.
-// Rows may be those of experts, each of which has a weight of its own; which are a block's it finds itself (work.cuh).
+// Rows may be those of experts with a weight each; a CTA finds its own expert, rows and columns (work.cuh).
 //
 // The product is transposed, D^T = w^T X^T by mma.m16n8k16: the weight is the instruction's A, 16 columns of it at a
 // time, converted in registers, and eight rows of X are its B. K is permuted alike in both, so that a lane's
@@ -8,13 +8,13 @@
 //
 // A block has `columns` columns and 8 * kTokenBlocks rows of X. Each of its warps has 32 of the columns, and of every
 // stage 128 rows of the weight; stages come by cp.async, a lane's own integers to where it reads them itself.
-// Accumulators of a group are kept apart, and are multiplied by its scale in float32; of MXFP4, NVFP4 and MXFP8
-// fragments are multiplied by it, exactly. At the end the accumulators of warps with the same columns are added up in
-// order, through shared memory, and then those of the cluster's blocks, which st.async sends to the one that stores
-// them.
+// Each scale group has accumulators of its own, which its scale multiplies in float32. For MXFP4, NVFP4 and MXFP8, the
+// scale multiplies the weight's fragments instead, which is exact. At the end the accumulators of warps with the same
+// columns are added up in order, through shared memory, and then those of the cluster's CTAs, which st.async sends to
+// the CTA that stores them.
 //
 // Shared memory: geometry.h. Barrier: 1 (the receiver's expect_tx) + the bytes of the other CTAs' accumulators.
-// Limits: rows of X must begin on 16 bytes, so that k is a multiple of 8.
+// Limits: k must be a multiple of 8, so that rows of X are 16-byte aligned.
 #pragma once
 
 #include <cstdint>
@@ -65,9 +65,9 @@ class Block {
   static constexpr int kGroups = kGeometry.groups_per_stage();
   static constexpr int kXOffset = kGeometry.values_bytes(), kScalesOffset = kXOffset + kGeometry.x_bytes();
   static constexpr int kZerosOffset = kScalesOffset + kGeometry.scales_bytes();
-  // Tiles of each of the products that a block has columns of.
-  static constexpr int kSetTiles = kTile.tiles() / BlockSums<Config, Epilogue>::kSets;
-  static_assert(kSetTiles % kTiles == 0, "a warp's tiles are side by side");
+  // Tiles of the CTA of each product: two products if gated.
+  static constexpr int kTilesPerProduct = kTile.tiles() / BlockSums<Config, Epilogue>::kSets;
+  static_assert(kTilesPerProduct % kTiles == 0, "a warp's tiles are side by side");
 
   __device__ __forceinline__ Block(const Params& params, const Epilogue& epilogue, const Work& work, uint32_t shared)
       : params_(params),
@@ -78,7 +78,7 @@ class Block {
         warp_n_(threadIdx.x / 32 % kTile.warps_n()),
         warp_k_(threadIdx.x / 32 / kTile.warps_n()),
         work_(work) {
-    first_tile_ = work.first_tile + work.column_block * kSetTiles;
+    first_tile_ = work.first_tile + work.column_block * kTilesPerProduct;
     const int64_t first_chunk = static_cast<int64_t>(weight_tile(tile_of(0))) * params.chunks + warp_k_ * kChunks;
     values_ = params.values + first_chunk * kChunkBytes + lane_ * 16;
   }
@@ -93,7 +93,7 @@ class Block {
         ptx::mbarrier_arrive_expect_tx(barrier, (kTile.cluster - 1) * Config::kSums.share_bytes());
       }
     }
-    const int32_t num_stages = Config::kGrouped && work_.is_of_none() ? 0 : params_.num_stages;
+    const int32_t num_stages = Config::kGrouped && work_.has_no_expert() ? 0 : params_.num_stages;
     const int32_t begin = static_cast<int64_t>(num_stages) * rank() / kTile.cluster;
     const int32_t end = static_cast<int64_t>(num_stages) * (rank() + 1) / kTile.cluster;
 #pragma unroll 1
@@ -101,14 +101,14 @@ class Block {
     BlockSums<Config, Epilogue>::prefetch(epilogue_, work_, thread_, kThreads);
     if constexpr (Weight::kHasTable)
       fill_table<X>(shared_ + kGeometry.table_offset(), params_.table, thread_, kThreads);
-    if constexpr (Weight::kGroup == 0) load_zeros_of_columns();
+    if constexpr (Weight::kGroup == 0) load_column_zero_points();
     int slot = 0, next = kStages - 1;
 #pragma unroll 1
     for (int32_t stage = begin; stage < end; ++stage) {
       ptx::cp_async_wait_group<kStages - 2>();  // mutant: stages_not_awaited
       __syncthreads();                          // mutant: stages_overwritten
       load(stage + kStages - 1, end, next);
-      if constexpr (kHasPowers) {
+      if constexpr (kHasE8M0Scales) {
         // One branch a stage: a branch for each scale would keep instructions from being scheduled across it.
         if (has_large_scale(slot)) {
           multiply_stage<Scales>(slot);
@@ -157,23 +157,23 @@ class Block {
   }
 
  private:
-  // Of this block in its cluster; read anew each time, for registers are short in the main loop.
+  // The CTA's rank in its cluster; read at each use, which saves a register in the main loop.
   static __device__ __forceinline__ int rank() { return blockIdx.x % kTile.cluster; }
 
   __device__ __forceinline__ uint32_t stage_address(int slot) const { return shared_ + slot * kGeometry.stage_bytes(); }
   __device__ __forceinline__ int tile_of(int t) const { return warp_n_ * kTiles + t; }  // of the block's
-  // That of this lane.
+  // Address of the lane's column of the lookup table.
   __device__ __forceinline__ uint32_t table() const { return shared_ + kGeometry.table_offset() + lane_ * 4; }
-  // The number in the weight of a tile of the block, and whether the weight has that tile.
+  // Index in the whole weight of a tile of the CTA, and whether the weight has that tile.
   __device__ __forceinline__ int32_t weight_tile(int tile) const {
-    return first_tile_ + tile % kSetTiles + tile / kSetTiles * params_.tiles;  // mutant: gate_for_up
+    return first_tile_ + tile % kTilesPerProduct + tile / kTilesPerProduct * params_.tiles;  // mutant: gate_for_up
   }
   __device__ __forceinline__ bool has_tile(int tile) const {
-    return first_tile_ + tile % kSetTiles < work_.first_tile + params_.tiles;  // mutant: columns_of_the_next
+    return first_tile_ + tile % kTilesPerProduct < work_.first_tile + params_.tiles;  // mutant: columns_of_the_next
   }
   __device__ __forceinline__ int32_t row_end() const { return Config::kGrouped ? work_.row_end : params_.m; }
 
-  // Closes a group of copies also where there is no such stage.
+  // Commits a group of copies also where there is no such stage, so that cp_async_wait_group counts stages.
   __device__ __forceinline__ void load(int32_t stage, int32_t end, int slot) {
     if (stage < end) {
       const uint32_t to = stage_address(slot);
@@ -206,11 +206,11 @@ class Block {
     }
   }
 
-  // [block of 32][row][lane % 4]: 16 bytes each, in the order in which lanes read them. A thread has the same row each
-  // time, for there are whole blocks of them.
+  // Layout [k-block of 32][row][lane % 4], 16 bytes each, in the order in which lanes read them. A thread copies the
+  // same row each time, since the threads copy whole k-blocks.
   __device__ __forceinline__ void load_x(int32_t stage, uint32_t to) {
     constexpr int kUnits = kGeometry.x_bytes() / 16, kStep = kThreads / (4 * kTile.rows()) * kBlockK;
-    static_assert(kThreads % (4 * kTile.rows()) == 0, "threads have whole blocks of rows");
+    static_assert(kThreads % (4 * kTile.rows()) == 0, "the threads copy whole k-blocks");
     const int32_t k = stage * kTile.stage_k() + thread_ / (4 * kTile.rows()) * kBlockK + thread_ % 4 * 8;
     const int32_t row = work_.row + thread_ / 4 % kTile.rows();  // mutant: x_of_the_first
     const X* from = static_cast<const X*>(params_.x) + (static_cast<int64_t>(row) * params_.k + k);
@@ -222,7 +222,7 @@ class Block {
     }
   }
 
-  // [tile][group]: kBytes each.
+  // Layout [tile][group], `bytes` each, copied in units of 16 bytes.
   __device__ __forceinline__ void load_per_group(const uint8_t* values, int bytes, int32_t stage, uint32_t to) {
     const int per_group = bytes / 16, units = kTile.tiles() * kGroups * per_group;
 #pragma unroll 1
@@ -239,7 +239,7 @@ class Block {
   // scales.
   __device__ __forceinline__ bool has_large_scale(int slot) const {
     constexpr int kTileWords = kWarpK / kBlockK * kTile16 / 4;
-    static_assert(!kHasPowers || kTileWords * kTiles == 32, "a word of scales for each lane");
+    static_assert(!kHasE8M0Scales || kTileWords * kTiles == 32, "a word of scales for each lane");
     const int place = group_place(lane_ / kTileWords, 0) * kTile16 + lane_ % kTileWords * 4;
     const uint32_t four = ptx::ld_shared_u32(stage_address(slot) + kScalesOffset + place);
     return __any_sync(0xFFFFFFFFu, RebiasingE8M0Scales<Weight>::has_large(four));
@@ -292,35 +292,37 @@ class Block {
     }
   }
 
-  // Whether fragments, not accumulators, are multiplied by scales: in groups of 16 rows, of which no instruction has
-  // one alone, and where the multiplication also corrects the exponent bias.
+  // Whether scales multiply fragments, not accumulators: for groups of 16 rows, since every MMA has rows of two groups,
+  // and where the multiplication also corrects the exponent bias.
   static constexpr bool kScalesFragments =
       Weight::kGroup == 16 || (Weight::kGroup == kBlockK && kHasRebiasingScales<Weight, X>);
-  static constexpr bool kHasPowers =
+  // Whether stages without large scales can take RebiasingE8M0Scales.
+  static constexpr bool kHasE8M0Scales =
       Weight::kGroup == kBlockK && kHasRebiasingScales<Weight, X> && std::is_same_v<Scale, ptx::E8M0>;
   static constexpr bool kHasGroupAcc = Weight::kGroup > 0 && !kScalesFragments;
 
   // Not 0, so that nothing is divided by it where it is not meant.
   static constexpr __device__ int group_size() { return Weight::kGroup > 0 ? Weight::kGroup : kWarpK; }
 
-  // Groups of a block of rows begin and end with a tile, so that tiles share registers.
-  static constexpr int kOpenGroups = Weight::kGroup <= kBlockK ? 1 : kTiles;
+  // Sets of group accumulators. Groups of at most one k-block end before the next tile's begin, so that tiles share
+  // one.
+  static constexpr int kGroupAccSets = Weight::kGroup <= kBlockK ? 1 : kTiles;
 
   __device__ __forceinline__ float (&group_acc(int t)) [kTokenBlocks][4] {
     if constexpr (kHasGroupAcc) {
-      return group_acc_[t % kOpenGroups];
+      return group_acc_[t % kGroupAccSets];
     } else {
       return acc_[t];
     }
   }
 
-  // Where a group of this warp's lies among those of the stage.
+  // Index of a scale group of this warp among those of the stage.
   __device__ __forceinline__ int group_place(int t, int block) const {
     const int first = tile_of(t) * kGroups + warp_k_ * (kWarpK / group_size()) + block * kBlockK / group_size();
     return Weight::kGroup == 16 ? first + lane_ % 4 / 2 : first;  // mutant: first_group_of_a_block
   }
 
-  // Of the scales of this lane's columns.
+  // Address of the scales of this lane's two columns.
   __device__ __forceinline__ uint32_t scales_address(uint32_t stage, int block, int t) const {
     // mutant: scale_of_the_next_group
     const int place = group_place(t, block) * 16 + lane_ / 4 * 2;
@@ -350,8 +352,8 @@ class Block {
     }
   }
 
-  // Of whole columns there is one of each.
-  __device__ __forceinline__ void load_zeros_of_columns() {
+  // Without groups, each column has one zero point.
+  __device__ __forceinline__ void load_column_zero_points() {
     if constexpr (Weight::kZeroPoints) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
@@ -386,7 +388,7 @@ class Block {
   int32_t first_tile_;
   const uint8_t* values_;  // of this lane in the warp's first tile
   float acc_[kTiles][kTokenBlocks][4] = {};
-  float group_acc_[kOpenGroups][kTokenBlocks][4];  // of groups
+  float group_acc_[kGroupAccSets][kTokenBlocks][4];  // of the current scale groups, not yet scaled
   // Zero-point terms of columns g and g + 8; of all tiles the same where there are no zero points.
   uint32_t zeros_[kTiles][2] = {
       {zero_point_term<X, Weight::kBits>(Weight::kZero), zero_point_term<X, Weight::kBits>(Weight::kZero)}};

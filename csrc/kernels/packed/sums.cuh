@@ -1,5 +1,5 @@
-// What a block ends with, once all of its stages have been read: its sums in their place, those of its warps and of the
-// cluster's blocks added up, and the rows of D that they are, or what a function makes of them.
+// The end of a CTA, once all stages are consumed: accumulators go to shared memory, in place of the stages; the split-K
+// accumulators of its warps and of the cluster's CTAs are added up; and D or the results of a function are stored.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace tcgemm::packed {
 
-// Where the result lies.
+// Destination of a product without a function.
 struct Rows {
   void* d;
   FloatType out;
@@ -53,8 +53,9 @@ struct ZeroRows {
   }
 };
 
-// Config: kSums, what is added up, and kSumThreads, of the block, that do it. Of a gated product a block of the cluster
-// stores what it makes of as many columns of both products.
+// Config::kSums is the layout of the accumulators that are added up, Config::kSumThreads the number of threads that add
+// them. Each CTA of a cluster stores its share of the tile's columns; in a gated product, the same columns of gate and
+// up.
 template <typename Config, typename Epilogue>
 class BlockSums {
  public:
@@ -67,14 +68,14 @@ class BlockSums {
   // Brings to L2 what a function will read, by some threads, long before its accumulators are complete.
   static __device__ __forceinline__ void prefetch(const Epilogue& epilogue, const Work& work, int thread, int threads) {
     if constexpr (!std::is_same_v<Epilogue, Bare>) {
-      if (Config::kGrouped && work.is_of_none()) return;
+      if (Config::kGrouped && work.has_no_expert()) return;
       epilogue::FunctionPrefetch<typename Epilogue::Code, true>{
-          epilogue, place_of(epilogue, work), work.row, first_column(work), kSums.rows, kColumns, thread, threads}
+          epilogue, matrix_index(epilogue, work), work.row, first_column(work), kSums.rows, kColumns, thread, threads}
           .run();
     }
   }
 
-  // Of a lane, in 16 columns and 8 rows: what the instruction that multiplied left there.
+  // Stores a lane's fragment of an MMA's result, 16 columns by 8 rows of D, to shared memory.
   __device__ __forceinline__ void put(int warp_k, int tile, int row_block, const float* sums) const {
     const int lane = thread_ % 32;
 #pragma unroll
@@ -84,7 +85,7 @@ class BlockSums {
     }
   }
 
-  // Each block begins with another one, so that all receive at once.
+  // Sends every other CTA its share, the next rank's first, so that all CTAs receive at once.
   __device__ __forceinline__ void send(uint32_t barrier) const {
 #pragma unroll 1
     for (int step = 1; step < kSums.cluster; ++step) {
@@ -93,7 +94,7 @@ class BlockSums {
 #pragma unroll 1
       for (int vector = thread_; vector < kSums.rows * kVectors; vector += kThreads) {
         float sums[4];
-        add_warps(vector / kVectors, column_of(target, vector % kVectors * 4), sums);
+        sum_over_warps(vector / kVectors, column_of(target, vector % kVectors * 4), sums);
         ptx::st_async_v4(ptx::mapa(received_address(rank(), target, vector), target), sums[0], sums[1], sums[2],
                          sums[3], target_barrier);
       }
@@ -106,7 +107,7 @@ class BlockSums {
     } else {
       if constexpr (Config::kGrouped) {
         // mutant: function_of_rows_of_no_expert
-        if (work.is_of_none()) return store_zeros(epilogue, work);
+        if (work.has_no_expert()) return store_zeros(epilogue, work);
       }
       run_function(rows, epilogue, work);
     }
@@ -117,7 +118,7 @@ class BlockSums {
   static_assert(kSums.columns / 4 % kSums.cluster == 0, "a block of the cluster stores whole vectors");
   static constexpr int kColumns = 4 * kVectors / kSets;  // of each product
 
-  // Read anew each time, for registers are short before.
+  // The CTA's rank in its cluster; read at each use, which saves a register in the main loop.
   static __device__ __forceinline__ int rank() { return blockIdx.x % kSums.cluster; }
 
   // The first column of D that this block stores.
@@ -125,11 +126,11 @@ class BlockSums {
     return work.column_block * (kSums.columns / kSets) + rank() * kColumns;
   }
 
-  // Where the operands and results of a function lie, those of an expert of its own.
-  static __device__ __forceinline__ epilogue::MatrixIndex place_of(const epilogue::FunctionParams& params,
-                                                                   const Work& work) {
+  // Index of the function's matrix in the batch: the expert, where rows are those of experts.
+  static __device__ __forceinline__ epilogue::MatrixIndex matrix_index(const epilogue::FunctionParams& params,
+                                                                       const Work& work) {
     if constexpr (!Config::kGrouped) return {params, 0};
-    return {0, work.group, work.row_end};  // mutant: operands_of_the_first_expert, rows_of_the_next_expert
+    return {0, work.expert, work.row_end};  // mutant: operands_of_the_first_expert, rows_of_the_next_expert
   }
 
   __device__ __forceinline__ void store_zeros(const Epilogue& epilogue, const Work& work) const {
@@ -138,7 +139,7 @@ class BlockSums {
     Epilogue::Code::store(zeros);
   }
 
-  // The column in the tile of column `column` among those that block `rank` of the cluster stores.
+  // Column in the tile of column `column` of the share that CTA `rank` of the cluster stores.
   static __device__ __forceinline__ int column_of(int rank, int column) {
     // mutant: up_of_another_share
     return column / kColumns * (kSums.columns / kSets) + rank * kColumns + column % kColumns;
@@ -153,7 +154,7 @@ class BlockSums {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int vector = first + i * kThreads;
-        add_all(vector / kVectors, vector % kVectors * 4, values[i]);
+        sum_over_cluster(vector / kVectors, vector % kVectors * 4, values[i]);
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) store_vector(rows, work, first + i * kThreads, values[i]);
@@ -166,7 +167,7 @@ class BlockSums {
     const int64_t m_idx = work.row + row;
     const int64_t n_idx = work.column_block * int64_t{kSums.columns} + column_of(rank(), column);
     if (m_idx >= rows.row_end || n_idx >= rows.n) return;
-    if (rows.scales != nullptr && !work.is_of_none()) {
+    if (rows.scales != nullptr && !work.has_no_expert()) {
       const float scale = rows.scales[m_idx];  // mutant: scales_of_other_rows
 #pragma unroll
       for (float& value : values) value *= scale;
@@ -179,8 +180,8 @@ class BlockSums {
     }
   }
 
-  // A warp takes eight rows of up to four times eight columns at a time, which the function stores itself. Of few rows
-  // it takes as few columns as it may: code that runs but once takes the time that it is loaded in.
+  // A warp takes eight rows by up to 32 columns at a time. With few rows it takes as few columns as possible: the time
+  // of code that runs once is that of fetching its instructions.
   __device__ __forceinline__ void run_function(const Rows& rows, const epilogue::FunctionParams& params,
                                                const Work& work) const {
     constexpr bool kHasFewRows = kSums.rows <= 32;
@@ -188,7 +189,7 @@ class BlockSums {
     constexpr int kGroups = (kColumns < kMostColumns ? kColumns : kMostColumns) / 8;
     constexpr int kParts = kColumns / (8 * kGroups);
     static_assert(kColumns % (8 * kGroups) == 0, "warps cover a share");
-    const epilogue::MatrixIndex batch = place_of(params, work);
+    const epilogue::MatrixIndex batch = matrix_index(params, work);
     const int lane = thread_ % 32;
 #pragma unroll 1
     for (int part = thread_ / 32; part < kSums.rows / 8 * kParts; part += kThreads / 32) {
@@ -208,7 +209,7 @@ class BlockSums {
               for (int group = 0; group < kGroups; ++group) {
                 float pair[2];
                 // mutant: sums_of_another_pair
-                add_all(own_row, set * kColumns + column + 8 * group + lane % 4 * 2, pair);
+                sum_over_cluster(own_row, set * kColumns + column + 8 * group + lane % 4 * 2, pair);
                 acc[set][2 * group] = pair[0] * scale;
                 acc[set][2 * group + 1] = pair[1] * scale;
               }
@@ -221,13 +222,13 @@ class BlockSums {
     return shared_ + ((warp_k * kSums.rows + row) * kSums.pitch() + column) * 4;
   }
 
-  // In the memory of block `receiver` of the cluster, which has a share of each of the others.
+  // Shared-memory address in CTA `receiver` of what CTA `sender` sends; a receiver has a slot for each other CTA.
   __device__ __forceinline__ uint32_t received_address(int sender, int receiver, int vector) const {
     const int place = sender - (sender > receiver);  // mutant: shares_of_one_place
     return shared_ + kSums.received_offset() + place * kSums.share_bytes() + vector * 16;
   }
 
-  // Adds neighbors in shared memory to what there is.
+  // Adds kCount neighbors in shared memory to `sums`.
   template <int kCount>
   static __device__ __forceinline__ void add(uint32_t address, float (&sums)[kCount]) {
     static_assert(kCount == 2 || kCount == 4, "a pair or a vector");
@@ -244,9 +245,9 @@ class BlockSums {
     for (int i = 0; i < kCount; ++i) sums[i] += values[i];
   }
 
-  // Neighbors of a row, from a column of the block on: of all of its warps.
+  // Sets `sums` to kCount neighbors of a row of the CTA's tile, added up over its split-K warps.
   template <int kCount>
-  __device__ __forceinline__ void add_warps(int row, int column, float (&sums)[kCount]) const {
+  __device__ __forceinline__ void sum_over_warps(int row, int column, float (&sums)[kCount]) const {
 #pragma unroll
     for (float& sum : sums) sum = 0;
     // mutant: sums_of_one_warp
@@ -254,11 +255,12 @@ class BlockSums {
     for (int warp = 0; warp < kSums.warps_k; ++warp) add(sum_address(warp, row, column), sums);
   }
 
-  // From a column of this block's share on: of all blocks of the cluster, in the order of ranks, whichever this one is.
+  // Sets `sums` to kCount neighbors of this CTA's share, added up over the cluster in the order of ranks, so that
+  // results do not depend on which CTA stores them.
   template <int kCount>
-  __device__ __forceinline__ void add_all(int row, int column, float (&sums)[kCount]) const {
+  __device__ __forceinline__ void sum_over_cluster(int row, int column, float (&sums)[kCount]) const {
     float own[kCount];
-    add_warps(row, column_of(rank(), column), own);
+    sum_over_warps(row, column_of(rank(), column), own);
 #pragma unroll
     for (float& sum : sums) sum = 0;
 #pragma unroll

@@ -69,7 +69,7 @@ class WideBlock {
   static constexpr int kRowBytes = 128, kRowK = kRowBytes / sizeof(X), kHalfBytes = kTile.rows() * kRowBytes;
   static constexpr int kCount = kTile.rows() / 2;  // accumulators of a thread
   // Tiles of each of the products that a CTA has columns of.
-  static constexpr int kSetTiles = kTile.tiles() / BlockSums<Config, Epilogue>::kSets;
+  static constexpr int kTilesPerProduct = kTile.tiles() / BlockSums<Config, Epilogue>::kSets;
   using Barriers = WideBarriers<kStages>;
   static_assert(kStages >= 3, "one stage loading, one multiplying, one waiting");
   static_assert(kHalfBytes % WideGeometry::kSwizzleBytes == 0, "rows of x are swizzled in groups of eight");
@@ -95,8 +95,8 @@ class WideBlock {
         barriers_{shared + kGeometry.barrier_offset()},
         warp_(__shfl_sync(~0u, threadIdx.x / 32, 0)),  // the same in a whole warp, as the compiler then knows
         lane_(threadIdx.x % 32),
-        first_tile_(work.first_tile + work.column_block * kSetTiles) {
-    const int32_t num_stages = Config::kGrouped && work.is_of_none() ? 0 : params_.num_stages;
+        first_tile_(work.first_tile + work.column_block * kTilesPerProduct) {
+    const int32_t num_stages = Config::kGrouped && work.has_no_expert() ? 0 : params_.num_stages;
     begin_ = static_cast<int64_t>(num_stages) * rank() / kTile.cluster;
     end_ = static_cast<int64_t>(num_stages) * (rank() + 1) / kTile.cluster;
   }
@@ -120,7 +120,7 @@ class WideBlock {
     const uint32_t to = stage_address(state.stage), barrier = barriers_.full(state.stage);
     ptx::mbarrier_arrive_expect_tx(barrier, kGeometry.loaded_bytes());  // mutant: too_few_bytes
 #pragma unroll
-    for (int tile = 0; tile < kTile.tiles(); tile += kSetTiles) load_weight(to, barrier, stage, tile);
+    for (int tile = 0; tile < kTile.tiles(); tile += kTilesPerProduct) load_weight(to, barrier, stage, tile);
     load_x(to, barrier, stage * kStageK);  // mutant: x_of_the_next_stage
   }
 
@@ -170,11 +170,11 @@ class WideBlock {
   // Also of the CTA's tiles.
   __device__ __forceinline__ int tile() const { return warp_; }
   __device__ __forceinline__ bool has_tile(int tile) const {
-    return first_tile_ + tile % kSetTiles < work_.first_tile + params_.tiles;
+    return first_tile_ + tile % kTilesPerProduct < work_.first_tile + params_.tiles;
   }
   // The number in the weight of a tile of the CTA.
   __device__ __forceinline__ int32_t weight_tile(int tile) const {
-    return first_tile_ + tile % kSetTiles + tile / kSetTiles * params_.tiles;  // mutant: gate_for_up
+    return first_tile_ + tile % kTilesPerProduct + tile / kTilesPerProduct * params_.tiles;  // mutant: gate_for_up
   }
 
   // Address of this lane's column of the table.

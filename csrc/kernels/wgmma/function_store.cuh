@@ -15,19 +15,19 @@
 
 namespace tcgemm::wgmma_family {
 
-// A generated function of all of a warpgroup's accumulators, of which those of a thread are computed in parts of a few
-// groups of eight columns of 16 rows. Accumulator 4 * j + 2 * h + i of a block of 64 rows is that of row warp * 16 +
-// lane / 4 + 8 * h and column 8 * j + lane % 4 * 2 + i of the kernel's (possibly swapped) problem. Of a gated product
-// the right half of a block is of its second matrix, and what is stored by rows is left in the left one. Matrices:
-// those in shared memory, a BoxedPart, if any.
+// Runs a generated function on all accumulators of a consumer warpgroup, one FunctionTile at a time: a "part" is 16
+// rows of a warp by kPart groups of eight columns. Accumulator 4 * j + 2 * h + i of a block of 64 rows is row warp * 16
+// + lane / 4 + 8 * h and column 8 * j + lane % 4 * 2 + i of the kernel's (possibly swapped) problem. In a gated
+// product, the left half of a block is gate and the right half up, and D is left in the left half. Matrices: operands
+// that TMA loads to shared memory, a BoxedPart, or NoMatrices.
 template <typename F, bool kSwapped, int kBlocksM, int kAccumulators, typename Matrices = epilogue::NoMatrices>
-class FunctionOfTile {
+class WarpgroupFunction {
  public:
-  // (m_idx, n_idx): the first element. Columns of the tile that are rows beyond the batch entry's last may be left as
-  // they are. Before the accumulators are complete: begins to load vectors, which later would have to wait for the next
-  // tile's operands.
-  __device__ __forceinline__ FunctionOfTile(const epilogue::FunctionParams& params, int32_t m_idx, int32_t n_idx,
-                                            const epilogue::MatrixIndex& batch)
+  // (m_idx, n_idx): the tile's first element. Columns of swapped tiles past batch.m_end may stay as they are: they are
+  // not stored. Constructed before the accumulators are complete, so that vectors are loaded ahead of the next tile's
+  // operands.
+  __device__ __forceinline__ WarpgroupFunction(const epilogue::FunctionParams& params, int32_t m_idx, int32_t n_idx,
+                                               const epilogue::MatrixIndex& batch)
       : params_(params),
         batch_(batch),
         lane_(ptx::tid_x() % 32),
@@ -40,7 +40,7 @@ class FunctionOfTile {
     bool is_inside = m_end <= batch.m_end && n_end <= params.n;
     if constexpr (kClampsLoads) is_inside = !kSwapped || n_idx < batch.m_end;
     is_whole_ = is_inside && (kSwapped || params.in_eights) && (!Matrices::kHasAny || params.in_boxes);
-    if constexpr (kAtOnce) {
+    if constexpr (kUnrolled) {
       if (!is_whole_) return;
       vectors_.load_all(params_, batch_, lane_, line_, across_);
     }
@@ -53,28 +53,29 @@ class FunctionOfTile {
       if constexpr (Matrices::kHasAny) {
         if (params_.in_boxes) boxes.skip();
       }
-      apply_in_turns<false>(acc);
-    } else if constexpr (kAtOnce) {
+      apply_in_loop<false>(acc);
+    } else if constexpr (kUnrolled) {
       run_from<0>(acc, boxes, 0);
     } else {
-      apply_in_turns<true>(acc);
+      apply_in_loop<true>(acc);
     }
   }
 
  private:
   static constexpr int kAccs = kAccumulators / (F::kIsGated ? 2 : 1), kGroups = kAccs / 4;
-  // What is read along the groups of swapped tiles is read one by one.
+  // Parts of swapped tiles are smaller: they load operands along groups element by element, which takes registers.
   static constexpr int kMostGroups = kSwapped ? 2 : 4, kPart = kGroups < kMostGroups ? kGroups : kMostGroups;
   static constexpr int kBlockParts = (kGroups + kPart - 1) / kPart, kNumParts = kBlocksM * kBlockParts;
-  static constexpr bool kAtOnce = is_at_once<F>(kBlocksM * kAccs);
-  // In turns, swapped tiles leave out the parts of which the product has nothing.
-  static constexpr bool kClampsLoads = (kAtOnce || !kSwapped) && epilogue::kClampsLoads<F>;
+  static constexpr bool kUnrolled = is_at_once<F>(kBlocksM * kAccs);
+  // The loop over the parts of a swapped tile skips parts outside the product, instead of clamping their loads.
+  static constexpr bool kClampsLoads = (kUnrolled || !kSwapped) && epilogue::kClampsLoads<F>;
 
   using Vectors = epilogue::FunctionVectors<F, kSwapped, kBlocksM, kGroups>;
-  // A part of the matrices that threads load takes so many registers. Parts whose loads are under way while one is
-  // computed:
-  static constexpr int kOfPart = kPart * (F::bytes(epilogue::Along::kBoth) - (Matrices::kHasAny ? F::kBoxedBytes : 0));
-  static constexpr int kAhead = kOfPart > 0 && kOfPart <= 16 ? 32 / kOfPart : 1;
+  // Bytes of an element of the matrices that threads load themselves, for all groups of a part.
+  static constexpr int kPartBytes =
+      kPart * (F::bytes(epilogue::Along::kBoth) - (Matrices::kHasAny ? F::kBoxedBytes : 0));
+  // How many parts ahead loads are issued: so many that their registers are 32 at most.
+  static constexpr int kAhead = kPartBytes > 0 && kPartBytes <= 16 ? 32 / kPartBytes : 1;
 
   template <bool kWhole, typename Loaded = epilogue::NothingLoaded>
   using Tile = epilogue::FunctionTile<F, kSwapped, F::kStoresRows, kWhole, kPart, 2, Loaded>;
@@ -89,8 +90,8 @@ class FunctionOfTile {
     return AnyTile(params_, batch_, lane_, line_ + 64 * block, across_ + 8 * first, groups, reads, loaded);
   }
 
-  // In place: registers have no index that changes, so there is code for each part. `step`: of the matrices in shared
-  // memory that of this part.
+  // The FunctionTile of a part, whose index is a template argument, since registers need constant indices. `step`: what
+  // boxes.begin() returned for the 64 columns of the matrices in shared memory that contain this part.
   template <int kPartIdx>
   __device__ __forceinline__ PartTile part_tile(uint32_t step = 0) {
     constexpr int kFirst = kPartIdx % kBlockParts * kPart;
@@ -124,7 +125,7 @@ class FunctionOfTile {
         run_part<kPartIdx>(acc, step);
         if constexpr (kEndsStep) boxes.template end<kStep>();
       } else {
-        // Of swapped tiles there may be many parts of which the product has nothing.
+        // Swapped tiles may have many parts outside the product.
         // mutant: a_part_is_left_out
         if (!kSwapped || !kClampsLoads || across_ + 8 * kFirst < batch_.m_end) run_part<kPartIdx>(acc, step);
       }
@@ -138,10 +139,11 @@ class FunctionOfTile {
     part_tile<kPartIdx>(step).run(part, part + (F::kIsGated ? kAccs : 0));
   }
 
-  // By the same code, to which a part's accumulators are copied.
+  // Loops over the parts with one copy of the code: a part's accumulators are copied to `gate` and `up`, and D back.
+  // Loads of the next part are issued before a part is computed.
   template <bool kWhole>
-  __device__ __forceinline__ void apply_in_turns(float (&acc)[kBlocksM][kAccumulators]) const {
-    // Whether the product has any of a part; of swapped tiles there may be many that it has not.
+  __device__ __forceinline__ void apply_in_loop(float (&acc)[kBlocksM][kAccumulators]) const {
+    // Whether a part is inside the product; swapped tiles may have many parts outside.
     const auto is_used = [&](int part) {
       return !kSwapped || kWhole || across_ + part % kBlockParts * kPart * 8 < batch_.m_end;
     };
@@ -150,7 +152,7 @@ class FunctionOfTile {
 #pragma unroll 1
     for (int part = 0; part < kNumParts; ++part) {
       typename Tile<kWhole>::Reads own = reads;
-      // Also by a part that is not used: the next one may be, of another block.
+      // Also where this part is skipped: the next one may be the first of another block of 64 rows.
       if (part + 1 < kNumParts && is_used(part + 1)) {  // mutant: the_next_blocks_reads
         tile<Tile<kWhole>>(part + 1, reads, epilogue::NothingLoaded{}).load();
       }
@@ -214,21 +216,23 @@ class FunctionOfTile {
   const int32_t line_, across_;
   bool is_whole_;
   Vectors vectors_;
-  typename PartTile::Reads reads_[kAtOnce ? kNumParts : 1];
+  typename PartTile::Reads reads_[kUnrolled ? kNumParts : 1];
 };
 
 // Epilogue function of a consumer warpgroup's tile; empty if the kernel has none.
 template <typename T, typename Epilogue, bool = Epilogue::kIsFunction>
-struct EpilogueOfTile {
-  __device__ __forceinline__ EpilogueOfTile(const Epilogue&, int32_t, int32_t, int32_t) {}
+struct WarpgroupEpilogue {
+  __device__ __forceinline__ WarpgroupEpilogue(const Epilogue&, int32_t, int32_t, int32_t) {}
 };
 template <typename T>
 inline constexpr int kTileAccs = (T::Config::kClusterK > 1 ? T::Share::kTileN : T::Config::kTileN) / 2;
 template <typename T, typename Epilogue>
-struct EpilogueOfTile<T, Epilogue, true> : FunctionOfTile<typename Epilogue::Code, T::Config::kSwapped, T::kBlocksM,
-                                                          kTileAccs<T>, BoxedPart<T, typename Epilogue::Code>> {
-  __device__ __forceinline__ EpilogueOfTile(const Epilogue& epilogue, int32_t m_idx, int32_t n_idx, int32_t batch_idx)
-      : EpilogueOfTile::FunctionOfTile(epilogue.values, m_idx, n_idx, {epilogue.values, batch_idx}) {}
+struct WarpgroupEpilogue<T, Epilogue, true>
+    : WarpgroupFunction<typename Epilogue::Code, T::Config::kSwapped, T::kBlocksM, kTileAccs<T>,
+                        BoxedPart<T, typename Epilogue::Code>> {
+  __device__ __forceinline__ WarpgroupEpilogue(const Epilogue& epilogue, int32_t m_idx, int32_t n_idx,
+                                               int32_t batch_idx)
+      : WarpgroupEpilogue::WarpgroupFunction(epilogue.values, m_idx, n_idx, {epilogue.values, batch_idx}) {}
 };
 
 // The left half of a warpgroup's accumulators.

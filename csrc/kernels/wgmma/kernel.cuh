@@ -170,8 +170,8 @@ __device__ __forceinline__ void compute_tiles(const Params<Epilogue>& params, ui
     }
     // Column of the share of the tile that this CTA will store.
     const int32_t first_column = Config::kClusterK > 1 ? cluster_sum.first_column() : 0;
-    [[maybe_unused]] EpilogueOfTile<T, Epilogue> function(params.epilogue, work.m_idx + first_row,
-                                                          work.n_idx + first_column, work.batch_idx);
+    [[maybe_unused]] WarpgroupEpilogue<T, Epilogue> function(params.epilogue, work.m_idx + first_row,
+                                                             work.n_idx + first_column, work.batch_idx);
     if constexpr (Config::kPingPong) {
       // Group 0 begins; from then on each one waits for the other's previous tile.
       if (walk.number() > 0) {

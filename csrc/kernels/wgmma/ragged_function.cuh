@@ -46,7 +46,7 @@ class FunctionOfTokens<T, Function<F>> {
   static constexpr int kBlocksM = T::kBlocksM, kAccs = F::kIsGated ? Config::kTileN : Config::kTileN / 2;
   // Of more than one tile each is made when it is due.
   static constexpr bool kHasOne = F::kIsGated || kBlocksM == 1;
-  using Tile = FunctionOfTile<F, true, 1, kAccs>;
+  using Tile = WarpgroupFunction<F, true, 1, kAccs>;
 
  public:
   // (column, work): where D's part begins. Rows of no group are given nothing.

@@ -40,14 +40,14 @@ class Product(FusibleProduct):
 
     Attributes:
       options: options of the call.
-      format: of the weight.
+      format: format of the weight.
       problem: the product of all columns, without the epilogue.
-      function: of the accumulators and the operands.
-      shape: of an accumulator.
-      num_rows: how many of its dimensions are rows.
-      operand_shapes: of the operands, as they are held.
-      by_group: for each operand, whether it is held by group, as (groups, 1, columns); the function
-        is given, for each row, that of its group. None: none is.
+      function: function of the accumulators and the epilogue's operands.
+      shape: shape of an accumulator.
+      num_row_dims: number of leading dimensions of an accumulator that are rows.
+      operand_shapes: shapes of the epilogue's operands, as they are stored.
+      by_group: for each operand, whether it is stored by group, as (groups, 1, columns); the
+        function then takes the operand of each row's group. None: no operand is.
       gated: whether there are two accumulators, of the first half of the columns and the second.
       is_bare: whether there is no epilogue: the function only rounds the accumulator, whose columns
         are (tiles, 16).
@@ -60,7 +60,7 @@ class Product(FusibleProduct):
     problem: PackedProblem
     function: core.ClosedJaxpr
     shape: tuple[int, ...]
-    num_rows: int
+    num_row_dims: int
     operand_shapes: tuple[tuple[int, ...], ...]
     gated: bool
     is_bare: bool
@@ -75,7 +75,7 @@ class Product(FusibleProduct):
     def levels(self) -> Levels:
         """The dimensions of an accumulator in the problem."""
         axes = [axis for axis, extent in enumerate(self.shape) if extent != 1]
-        rows = tuple(axis for axis in axes if axis < self.num_rows)
+        rows = tuple(axis for axis in axes if axis < self.num_row_dims)
         return Levels((), (), rows, tuple(axes[len(rows) :]))
 
     def folded(self, device: selection.Device) -> "Folded | str":
@@ -111,13 +111,14 @@ class Product(FusibleProduct):
           *arguments: x, its scales if any, the arrays of the weight, of a grouped product
             group_sizes and group_offset, and the function's operands.
         """
-        problem, number = plan.problem, len(arguments) - len(self.operand_shapes)
-        (x, *others), operands = arguments[:number], arguments[number:]
+        problem, num_arrays = plan.problem, len(arguments) - len(self.operand_shapes)
+        (x, *others), operands = arguments[:num_arrays], arguments[num_arrays:]
         rows = [x.reshape(problem.m, x.shape[-1])]
         if problem.row_scales:
             rows.append(others.pop(0).reshape(problem.m))
-        of_groups = len(others) - 2 * (problem.form == "grouped")
-        arrays = [*rows, *others[:of_groups], *_table_of(self.format), *others[of_groups:]]
+        # The arrays of the weight, then group_sizes and group_offset of a grouped product.
+        num_of_weight = len(others) - 2 * (problem.form == "grouped")
+        arrays = [*rows, *others[:num_of_weight], *_table_of(self.format), *others[num_of_weight:]]
         arrays += [stored(operands[i]) for i in plan.folded.operands]
         if self.is_bare:
             result = jax.ShapeDtypeStruct((problem.m, problem.n), self.function.out_avals[0].dtype)
@@ -156,12 +157,13 @@ _FEW_ROWS, _FEW_ROWS_OF_EXPERTS, _LONG_FUNCTION = 16, 1, 30
 
 
 def _is_slower(problem: PackedProblem, choice: selection.Choice) -> bool:
+    """Return whether the fused kernel is slower than the product followed by XLA's loop."""
     if problem.form == "grouped" and problem.gated:
         return False
-    is_of_few = isinstance(parse_or_none(choice.config), PackedConfig)
+    uses_mma_sync = isinstance(parse_or_none(choice.config), PackedConfig)
     is_long = problem.function.cost.work > _LONG_FUNCTION
     few = _FEW_ROWS_OF_EXPERTS if problem.form == "grouped" else _FEW_ROWS
-    return is_of_few and is_long and problem.rows_of_weight > few
+    return uses_mma_sync and is_long and problem.rows_of_weight > few
 
 
 def _bare(product: Product) -> Folded | str:
@@ -178,7 +180,7 @@ def _folded(product: Product) -> Folded | str:
     shape, levels = product.shape, product.levels
     if math.prod(shape) == 0:
         return "its result is empty"
-    if math.prod(shape[product.num_rows :]) % TILE:
+    if math.prod(shape[product.num_row_dims :]) % TILE:
         return f"the columns of an accumulator are no multiple of {TILE}"
     function, beside, dimensions = split_concatenated_results(product.function)
     try:
@@ -203,7 +205,7 @@ def _folded(product: Product) -> Folded | str:
 
 
 def weight(w: PackedWeight, dtype, plan: request.Plan) -> jax.Array:
-    """Carry out a plan of form weight: the transpose, of shape (*stacked, tiles, 16, k)."""
+    """Dequantize a weight as planned; return its transpose, (*stacked, tiles, 16, k)."""
     shape = (*w.values.shape[:-2], TILE, w.format.k)
     if plan.runs_by_xla:
         return jnp.swapaxes(stacked_dequantized(w, dtype), -1, -2).reshape(shape)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from jax_tcgemm.products.epilogue import check_alone
+from jax_tcgemm.products.epilogue import check_epilogue
 from jax_tcgemm.products.quantized import as_operand, as_weight
 from jax_tcgemm.products.ragged.fused import Arguments, fused_product
 
@@ -74,7 +74,7 @@ def gated_ragged_linear(
         "activation": None if isinstance(activation, str) and activation == "silu" else activation,
         **{"bias": bias, "preferred_element_type": preferred_element_type},
     }
-    check_alone(op, epilogue, epilogue_operands, **replaced)
+    check_epilogue(op, epilogue, epilogue_operands, **replaced)
     arrays = group_sizes, group_offset, bias, gather_indices
     return fused_product(
         op,

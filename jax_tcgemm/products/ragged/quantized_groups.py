@@ -17,12 +17,12 @@ from jax_tcgemm.products import epilogue as unquantized
 from jax_tcgemm.products import packed
 from jax_tcgemm.products.quantized import (
     INT8,
-    accumulated,
     has_blocks,
     is_any,
-    multiplied,
     of_wide_numbers,
     scaling,
+    scaling_dtype,
+    values_to_multiply,
 )
 
 # Of K, in a block that has all of it; a multiple of what a kernel's blocks have.
@@ -32,12 +32,12 @@ _ALL_TOKENS = 1 << 30
 def grouped_scales(ragged: RaggedOperands, gated: bool):
     """Return the scales of a grouped product's accumulators, and its operands as plain arrays.
 
-    None if scales differ along k, or under the conditions of `multiplied`.
+    None if scales differ along k, or under the conditions of `values_to_multiply`.
     """
     lhs, rhs = ragged.lhs, ragged.rhs
     if has_blocks(lhs, (1,)) or has_blocks(rhs, (1,)):
         return None
-    if (values := multiplied(lhs, rhs)) is None:
+    if (values := values_to_multiply(lhs, rhs)) is None:
         return None
     if values[0].dtype != values[1].dtype:
         # No grouped kernel multiplies two different 8-bit float dtypes; bfloat16 represents both.
@@ -61,7 +61,7 @@ def _grouped_blocks(ragged: RaggedOperands, gated: bool):
 
     None unless the values are 8-bit integers or floats without zero points.
     """
-    values = multiplied(ragged.lhs, ragged.rhs)
+    values = values_to_multiply(ragged.lhs, ragged.rhs)
     if values is None or values[0].dtype not in (*FLOAT8, INT8):
         return None
     (lhs, rhs), groups = values, ragged.rhs.shape[0]
@@ -123,7 +123,7 @@ def grouped(
     scales, of_arrays = found
     if of_arrays.lhs.dtype not in FLOAT8:
         how["precision"] = of_wide_numbers(options.function, precision)
-    wide = accumulated(ragged.lhs, ragged.rhs)
+    wide = scaling_dtype(ragged.lhs, ragged.rhs)
     function, own = scaling(epilogue, wide, scales)
     return unquantized.with_grouped_epilogue(
         options, of_arrays, function, (*own, *epilogue_operands), **how
@@ -161,7 +161,7 @@ def contraction(
       dtype: dtype of the result.
       precision: canonical.
     """
-    values = multiplied(lhs, rhs)
+    values = values_to_multiply(lhs, rhs)
     is_of_matrices = lhs.ndim == rhs.ndim == 2 and not dims.lhs_batch and sizes.ndim == 1
     if values is None or not is_of_matrices or values[0].dtype not in (*FLOAT8, INT8):
         return None

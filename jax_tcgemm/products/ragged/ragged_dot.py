@@ -13,7 +13,7 @@ from jax_tcgemm.products.arguments import (
     canonical_element_type,
     canonical_sharding,
 )
-from jax_tcgemm.products.epilogue import check_alone
+from jax_tcgemm.products.epilogue import check_epilogue
 from jax_tcgemm.products.quantized import as_operand, as_weight
 from jax_tcgemm.products.ragged import quantized_groups
 from jax_tcgemm.products.ragged.arguments import as_offset, as_sizes
@@ -160,7 +160,7 @@ def ragged_dot(
         **{"activation": activation, "bias": bias},
         "preferred_element_type": preferred_element_type,
     }
-    check_alone(op, epilogue, epilogue_operands, **replaced)
+    check_epilogue(op, epilogue, epilogue_operands, **replaced)
     is_plain = activation is None and bias is None and gather_indices is None and epilogue is None
     if is_plain and not quantized.is_any(lhs, rhs):
         return _ragged_dot_general(
