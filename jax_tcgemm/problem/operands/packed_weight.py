@@ -16,7 +16,8 @@ so that it reads 16 consecutive bytes of a 16-bit x:
     row     64 period + 32 b + 8 c + 4 s + 2 h + e     MMA s of block b, K half h of A, element e
     column  16 tile + 8 r + g                          r selects row g or g + 8 of A
 
-csrc/kernels/packed reads this layout.
+The bits of float4_e2m1fn are elsewhere in the words (`_words_of_float4`). csrc/kernels/packed reads
+this layout.
 """
 
 import dataclasses
@@ -301,45 +302,42 @@ def _packed_values(u, form: PackedFormat):
     return u.reshape(tiles, chunks, CHUNK_BYTES)
 
 
-# A code of float4_e2m1fn as a bfloat16: the sign, and the lowest two bits of the exponent with the
-# highest one of the mantissa. In a word there is one such number in each half.
-_SIGN, _EXPONENT, _REST = map(np.uint32, (0x80008000, 0x01000100, 0x00C000C0))
+# Bits of a float4_e2m1fn that is expanded to bfloat16 without a change of the exponent bias, in
+# each half of a word: the sign, the high bit of the exponent, and the low bit with the mantissa.
+_SIGNS, _HIGH_EXPONENTS, _LOW_BITS = map(np.uint32, (0x80008000, 0x01000100, 0x00C000C0))
+# For each MMA of a block, by how much the fourth pair is rotated to the left in both words.
+_SPLIT_PAIRS = (5, 7), (6, 14)
 
 
 def _words_of_float4(u):
     """Pack codes of shape (..., s, h, r, e) into words of shape (..., s).
 
-    Three of a word's four pairs of codes have their bits where a shift of the word puts them in
-    place. The bits that these leave free in both words are of the other two pairs: the
-    sign and highest bit of the exponent in the first word, the rest in the second.
+    Three of a word's four pairs of codes have their bits where one rotation of the word puts them
+    in place. The bits that these leave free are of the fourth pairs of both words: the sign and the
+    high bit of the exponent are in the first word, the other bits in the second.
     """
-    placed = (u & 8).astype(jnp.uint32) << 12 | (u & 7).astype(jnp.uint32) << 6
-    pairs = placed[..., 0] | placed[..., 1] << 16
-    a = {(s, 2 * h + r): pairs[..., s, h, r] for s in (0, 1) for h in (0, 1) for r in (0, 1)}
-    first, second = (a[s, 0] | _rotated(a[s, 1], 4) | a[s, 2] >> 6 for s in (0, 1))
-    for s, left_of_first, left_of_second in _SPLIT_PAIRS:
-        first |= _rotated(a[s, 3] & (_SIGN | _EXPONENT), left_of_first)
-        second |= _rotated(a[s, 3] & _REST, left_of_second)
+    expanded = (u & 8).astype(jnp.uint32) << 12 | (u & 7).astype(jnp.uint32) << 6
+    pairs = (expanded[..., 0] | expanded[..., 1] << 16).reshape(*u.shape[:-3], 4)
+    a, b, c, split = (pairs[..., p] for p in range(4))
+    words = a | _rotated(b, 4) | c >> 6
+    first, second = words[..., 0], words[..., 1]
+    for s, (left_of_first, left_of_second) in enumerate(_SPLIT_PAIRS):
+        first |= _rotated(split[..., s] & (_SIGNS | _HIGH_EXPONENTS), left_of_first)
+        second |= _rotated(split[..., s] & _LOW_BITS, left_of_second)
     return jnp.stack((first, second), -1)
 
 
 def _float4_of_words(words):
     """Return the codes of `_words_of_float4`."""
-    first, second = words[..., 0], words[..., 1]
-    a = {(s, p): 0 for s in (0, 1) for p in range(4)}
-    for s, own in enumerate((first, second)):
-        a[s, 0], a[s, 1], a[s, 2] = own, _rotated(own, 28), own << 6
-    for s, left_of_first, left_of_second in _SPLIT_PAIRS:
-        of_first = _rotated(first, 32 - left_of_first) & (_SIGN | _EXPONENT)
-        a[s, 3] = of_first | _rotated(second, 32 - left_of_second) & _REST
-    pairs = jnp.stack([jnp.stack([a[s, p] for p in range(4)], -1) for s in (0, 1)], -2)
-    placed = jnp.stack((pairs, pairs >> 16), -1)
-    u = (placed >> 12 & 8 | placed >> 6 & 7).astype(jnp.uint8)
+    split = [
+        _rotated(words[..., 0], 32 - left_of_first) & (_SIGNS | _HIGH_EXPONENTS)
+        | _rotated(words[..., 1], 32 - left_of_second) & _LOW_BITS
+        for left_of_first, left_of_second in _SPLIT_PAIRS
+    ]
+    pairs = jnp.stack((words, _rotated(words, 28), words << 6, jnp.stack(split, -1)), -1)
+    expanded = jnp.stack((pairs, pairs >> 16), -1)
+    u = (expanded >> 12 & 8 | expanded >> 6 & 7).astype(jnp.uint8)
     return u.reshape(*words.shape, 2, 2, 2)
-
-
-# For the last pair of each MMA, by how much its bits are rotated to the left in both words.
-_SPLIT_PAIRS = (0, 5, 7), (1, 6, 14)
 
 
 def _rotated(word, left: int):
