@@ -120,8 +120,8 @@ def unfused(*arguments, **params) -> list[jax.Array]:
     """Return the results by products without an epilogue, and XLA's code for the epilogue.
 
     If the epilogue begins by rounding the accumulators, the products are rounded, so that XLA
-    stores them in the narrower dtype. If the epilogue reduces results, only the reductions are left
-    to XLA; the other results come from another call of this primitive, which may be fused.
+    stores them in the narrower dtype. If the epilogue reduces results, XLA computes the reductions;
+    the other results come from another call of this primitive, which may be fused.
     """
     return _unfused(arguments, params | {"xla_dtype": None})
 
