@@ -8,7 +8,8 @@
 
 namespace tcgemm::epilogue {
 
-// What becomes of a result that is reduced, over so many columns or rows side by side: eight, or sixteen columns.
+// The operation that reduces 8 or 16 neighbors of a result to one, and which elements are neighbors: adjacent columns
+// of a row, or adjacent rows of a column.
 enum class Reduction { kSum, kMax, kMin };
 enum class Over { kColumns, kRows };
 
@@ -19,7 +20,7 @@ __device__ __forceinline__ Value combine(Value x, Value y) {
   if constexpr (kind == Reduction::kMin) return elementwise::minimum(x, y);
 }
 
-// What changes nothing where it is combined.
+// The identity element of `combine`: combine(x, identity) == x.
 template <Reduction kind, typename Value>
 __device__ __forceinline__ Value identity() {
   constexpr bool kIsReal = std::is_same_v<Value, float> || std::is_same_v<Value, double>;
@@ -33,7 +34,7 @@ __device__ __forceinline__ Value identity() {
   }
 }
 
-// That of the thread whose number differs in these bits, of the same warp.
+// Returns the x of the thread of this warp whose lane is this thread's lane ^ bits.
 template <typename Value>
 __device__ __forceinline__ Value exchange(Value x, int bits) {
   using Word = std::conditional_t<sizeof(Value) == 8, unsigned long long, uint32_t>;
@@ -41,8 +42,8 @@ __device__ __forceinline__ Value exchange(Value x, int bits) {
   return elementwise::bit_cast<Value>(static_cast<elementwise::Bits<Value>>(word));
 }
 
-// What kThreads threads, whose numbers differ in this many times kStride, have of each of kPlaces places is combined;
-// then that of place number (lane / kStride) % kPlaces is in values[0].
+// Combines values[i], for each i < kPlaces, over the kThreads threads whose lanes differ by multiples of kStride. The
+// result for i = (lane / kStride) % kPlaces is left in values[0] of each thread.
 template <Reduction kind, int kThreads, int kStride, typename Value, int kPlaces>
 __device__ __forceinline__ void reduce_places(Value (&values)[kPlaces], int lane) {
   static_assert((kPlaces & (kPlaces - 1)) == 0 && kPlaces <= kThreads, "each place is that of some thread");

@@ -233,7 +233,7 @@ def gated_linear(
     rhs, rhs_up = weights if isinstance(weights, tuple) else (weights, None)
     dimension_numbers = (((x.ndim - 1,), (0,)), ((), ()))
     replaced = {
-        # That it has by default is not asked for.
+        # The default activation does not conflict with an epilogue.
         "activation": None if isinstance(activation, str) and activation == "silu" else activation,
         **{"bias": bias, "residual": residual, "donate_residual": donate_residual},
         "preferred_element_type": preferred_element_type,

@@ -147,8 +147,8 @@ __device__ __forceinline__ float float8_value(uint32_t bits) {
   return expanded * (kCode == PackedCode::kE4M3 ? 0x1p120f : 0x1p112f);
 }
 
-// Of four integers t, one in each byte, the e4m3 codes of (t - 2^kBit) * kE4M3Unit, a sign and a magnitude. t - 2^kBit
-// is at most 16; bits of t above kBit are ignored.
+// Converts four integers t, one in each byte, to the e4m3 codes (a sign and a magnitude) of (t - 2^kBit) * kE4M3Unit.
+// t - 2^kBit is at most 16; bits of t above kBit are ignored.
 template <int kBit>
 __device__ __forceinline__ uint32_t biased_int_to_e4m3(uint32_t t) {
   const uint32_t is_below = ~t >> kBit & 0x01010101u;
@@ -467,7 +467,7 @@ class RebiasingE4M3Scales {
     const uint32_t expanded = ptx::lop3_and_or(codes << 8, 0x80008000u, magnitudes << 4);
     uint32_t pair =
         multiply<X>(multiply<X>(expanded, kPowers<X, kScaleBiasDifference>), kPowers<X, kExponent - kHeadroom>);
-    // Of all magnitudes, only NaN's plus 1 has the eighth bit.
+    // NaN is the only magnitude, 0x7F, that sets bit 7 when 1 is added to it.
     const uint32_t is_nan = (magnitudes + 0x00010001u) & 0x00800080u;
     pair |= is_nan * 0xFF;
     factors_[0] = __byte_perm(pair, 0, 0x1010);

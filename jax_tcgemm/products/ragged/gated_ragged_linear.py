@@ -70,7 +70,7 @@ def gated_ragged_linear(
     op = "gated_ragged_linear"
     x, weights = as_operand(op, "x", x), as_weight(op, "weights", weights, of_groups=True)
     replaced = {
-        # That it has by default is not asked for.
+        # The default activation does not conflict with an epilogue.
         "activation": None if isinstance(activation, str) and activation == "silu" else activation,
         **{"bias": bias, "preferred_element_type": preferred_element_type},
     }
