@@ -382,6 +382,13 @@ GPTQ = {
             ValueError,
             "from_qwix: scale must be of shape \\(groups, 1 or n\\) = \\(a divisor of 64, 1 or 64",
         ),
+        (
+            lambda: jax_tcgemm.from_qwix(
+                jax_tcgemm.QuantizedArray(jnp.ones((K, N), jnp.uint4), F16[:1], None, "nf3")
+            ),
+            TypeError,
+            "from_qwix: source.qtype must be an integer or floating-point dtype, or int2, .*nf4, ",
+        ),
     ],
 )
 def test_refused(call, error, says):

@@ -11,6 +11,7 @@ from random_arrays import normal
 
 import jax_tcgemm
 from jax_tcgemm import QuantizedArray, dequantize, quantize, tensor
+from jax_tcgemm.problem.operands.quantized import ValueKind, value_kind
 
 E4M3, E5M2, INT8 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.int8
 M, N, K = 48, 40, 256
@@ -441,6 +442,47 @@ def test_zero_points_are_subtracted():
     near(jax_tcgemm.linear(q, w.mT, activation="relu"), np.maximum(expected @ exact(w).T, 0))
     four = QuantizedArray(jnp.asarray(values % 8).astype(jnp.int4), jnp.full((M, 2), 0.5))
     near(jax_tcgemm.dot_general(four, w, MN), 0.5 * (values % 8) @ exact(w).T)
+
+
+KINDS = {
+    ValueKind.INTEGER: ("int8", "uint4", "int2", "int3", "int7", jnp.int4, np.dtype(np.int8)),
+    ValueKind.FLOAT: ("float8_e4m3fn", "bfloat16", "mxfp8", "mxfp4", "nvfp4", E5M2, np.dtype(E4M3)),
+    ValueKind.NF4: ("nf4",),
+}
+
+
+def test_kinds_of_values():
+    for kind, qtypes in KINDS.items():
+        for qtype in qtypes:
+            assert value_kind("test", "x", qtype, INT8) is kind
+    assert value_kind("test", "x", None, INT8) is ValueKind.INTEGER
+    assert value_kind("test", "x", None, E4M3) is ValueKind.FLOAT
+
+
+def test_values_of_another_kind_than_the_qtype():
+    """Floats may stand for integers or be looked up already; integers stand only for integers."""
+    whole, real = quantize(normal(M, K), INT8), quantize(normal(M, K))
+    for kind, qtypes in KINDS.items():
+        for qtype in qtypes:
+            x = QuantizedArray(real.qvalue, real.scale, None, qtype)
+            np.testing.assert_array_equal(dequantize(x), dequantize(real))
+            x = QuantizedArray(whole.qvalue, whole.scale, None, qtype)
+            if kind is ValueKind.INTEGER:
+                np.testing.assert_array_equal(dequantize(x), dequantize(whole))
+                continue
+            says = "matmul: a must have real numbers as its qvalue, got a.qvalue.dtype=int8 and "
+            with pytest.raises(TypeError, match=f"^{says}a.qtype=.*; dequantize it first"):
+                jax.eval_shape(jax_tcgemm.matmul, x, whole.mT)
+
+
+def test_unknown_qtypes():
+    q = quantize(normal(M, K), INT8)
+    # Beginnings of known names, text that NumPy parses, and dtypes without real numbers.
+    for qtype in ("int17", "nf3", "integer", "NF4", "", "i4,i4", ",,", "bool", complex, 7):
+        x = QuantizedArray(q.qvalue, q.scale, None, qtype)
+        says = "matmul: a.qtype must be an integer or floating-point dtype, or int2, .*, nf4, got "
+        with pytest.raises(TypeError, match=f"^{says}a.qtype=.*; set it to the dtype"):
+            jax.eval_shape(jax_tcgemm.matmul, x, q.mT)
 
 
 Q = quantize(normal(4, 4))

@@ -1,5 +1,6 @@
 """Qwix with our products: the same values as its own, by our calls."""
 
+import dataclasses
 import doctest
 import importlib
 import sys
@@ -58,6 +59,23 @@ def test_arrays_of_qwix():
     got = jax_tcgemm.dot_general(x, w, numbers)
     np.testing.assert_allclose(got, qwix.dot_general(x, w, numbers), rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(jax_tcgemm.dequantize(x), qwix.dequantize(x))
+
+
+def test_qtypes_of_qwix():
+    from jax_tcgemm.quantization.qwix import _dot_general
+
+    numbers = (((1,), (1,)), ((), ()))
+    blocks = {"mxfp8": {1: 32}, "mxfp4": {1: 32}, "nvfp4": {1: 16}}
+    for qtype in ("int2", "int3", "int4", "int5", "int6", "int7", *blocks, jnp.float8_e5m2):
+        x = qwix.quantize(X, qtype, channelwise_axes=(0,), tiled_axes=blocks.get(qtype))
+        np.testing.assert_array_equal(jax_tcgemm.dequantize(x), qwix.dequantize(x))
+    x = qwix.quantize(X, "nf4", channelwise_axes=(0,))
+    with pytest.raises(TypeError, match="dequantize: x must have real numbers .*x.qtype=nf4; "):
+        jax_tcgemm.dequantize(x)
+    exact = np.asarray(qwix.dequantize(x), np.float64)
+    np.testing.assert_allclose(_dot_general(x, x, numbers), exact @ exact.T, rtol=1e-5, atol=1e-5)
+    with pytest.raises(TypeError, match="dot_general: lhs.qtype must be an integer or floating"):
+        _dot_general(dataclasses.replace(x, qtype="nf3"), x, numbers)
 
 
 SIZES = jnp.array([5, 0, 9])  # of 16 rows
@@ -228,6 +246,11 @@ def test_parameters_that_stay():
     assert jax.tree.structure(pack_params(params)) == jax.tree.structure(params)
     with pytest.raises(ValueError, match="pack_params: params must have parameters that Qwix"):
         pack_params({"kernel": X})
+    unknown = of_parameters(
+        lambda p: p.replace(array=dataclasses.replace(p.array, qtype="nf3")), params
+    )
+    with pytest.raises(TypeError, match="pack_params: parameter.qtype must be an integer or float"):
+        jax.eval_shape(pack_params, unknown)
 
 
 def test_packed_nnx_model():

@@ -23,11 +23,13 @@ from jax_tcgemm.problem.layers import Layer, gate_and_up, rounded_dtype
 from jax_tcgemm.problem.operands.packed_weight import PackedWeight
 from jax_tcgemm.problem.operands.quantized import (
     QuantizedArray,
+    ValueKind,
     dequantized,
     dequantized_dtype,
     is_quantized,
     spread,
     spread_along,
+    value_kind,
 )
 from jax_tcgemm.problem.precision import canonical_precision, of_dequantized
 from jax_tcgemm.products import epilogue as unquantized
@@ -44,7 +46,8 @@ def as_operand(op: str, name: str, x) -> jax.Array | QuantizedArray:
     """Check an operand of a product: an array, `as_array`, or a quantized array.
 
     Raises:
-      TypeError: if x is neither, its values are not real, or its scales are not floating point.
+      TypeError: if x is neither, its values are not real or not of the kind of its qtype, its qtype
+        is unknown, or its scales are not floating point.
       ValueError: if the shapes of scales or zero points do not match the values.
     """
     if packed.is_packed(x):
@@ -56,10 +59,13 @@ def as_operand(op: str, name: str, x) -> jax.Array | QuantizedArray:
         return as_array(op, name, x)
     qvalue = as_array(op, f"{name}.qvalue", x.qvalue)
     is_real = not jnp.issubdtype(qvalue.dtype, jnp.complexfloating) and qvalue.dtype != np.bool_
-    # A qtype other than int* and uint*, such as nf4, names a codebook, whose values must be floats.
-    # An integer qtype, such as int3, only gives the range of the values.
-    is_codebook = isinstance(x.qtype, str) and not x.qtype.startswith(("int", "uint"))
-    if not is_real or (is_codebook and not jnp.issubdtype(qvalue.dtype, jnp.floating)):
+    # Integers of another qtype are entries of a codebook, or the bits of floats, not the numbers to
+    # multiply. An integer qtype, such as int3, only gives the range of the values.
+    is_number = is_real and (
+        value_kind(op, name, x.qtype, qvalue.dtype) is ValueKind.INTEGER
+        or jnp.issubdtype(qvalue.dtype, jnp.floating)
+    )
+    if not is_number:
         raise TypeError(
             f"{op}: {name} must have real numbers as its qvalue, got {name}.qvalue.dtype="
             f"{qvalue.dtype} and {name}.qtype={x.qtype}; dequantize it first"

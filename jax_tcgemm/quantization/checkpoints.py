@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tcgemm.problem.operands.packed_weight import GROUP_SIZES, PackedWeight, group_size_within
+from jax_tcgemm.problem.operands.quantized import ValueKind, value_kind
 from jax_tcgemm.quantization import formats
 from jax_tcgemm.quantization.float4_checkpoints import compressed_float4
 from jax_tcgemm.quantization.pack import pack
@@ -316,7 +317,7 @@ def from_qwix(source, prefix: str = "") -> PackedWeight:
       A `PackedWeight` of shape (k, ...).
 
     Raises:
-      TypeError: if source is of another type, or arrays have other dtypes.
+      TypeError: if source is of another type, its qtype is unknown, or arrays have other dtypes.
       ValueError: if names are missing, scales are of blocks of columns, or under the conditions of
         `pack_weights`.
 
@@ -348,9 +349,8 @@ def from_qwix(source, prefix: str = "") -> PackedWeight:
         for x in (arrays["scale"], arrays.get("zero_point"))
     ]
     size, factors, _ = _regrouped(source, "scale", k, size or k // shape[0], factors)
-    qtype = getattr(array, "qtype", None)
-    dtype = qtype if isinstance(qtype, str) and qtype == "nf4" else q.dtype
-    return pack(op, q, *factors, size, dtype)
+    kind = value_kind(op, "source", getattr(array, "qtype", None), q.dtype)
+    return pack(op, q, *factors, size, "nf4" if kind is ValueKind.NF4 else q.dtype)
 
 
 # --- what formats share -------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from jax_tcgemm.problem.operands.packed_weight import (
     PackedWeight,
     group_size_within,
 )
+from jax_tcgemm.problem.operands.quantized import ValueKind, value_kind
 from jax_tcgemm.products.dot_general import dot_general
 from jax_tcgemm.products.ragged.ragged_dot import ragged_dot
 from jax_tcgemm.quantization.pack import pack
@@ -108,11 +109,14 @@ def packed_parameter(op: str, x, contracted) -> PackedParameter | None:
     Returns:
       The parameter, or None if the values do not have a dtype of 4 or 8 bits, or the blocks of the
       scales are not a multiple of 32 along the contracted dimensions.
+
+    Raises:
+      TypeError: if the qtype of x is unknown.
     """
-    is_table = isinstance(x.qtype, str) and x.qtype == "nf4"
-    dtype = "nf4" if is_table else x.qvalue.dtype.name
+    is_nf4 = value_kind(op, "parameter", x.qtype, x.qvalue.dtype) is ValueKind.NF4
+    dtype = "nf4" if is_nf4 else x.qvalue.dtype.name
     has_columns = 0 < len(contracted) < x.qvalue.ndim
-    if not has_columns or (dtype not in ELEMENT_DTYPES and not is_table):
+    if not has_columns or (dtype not in ELEMENT_DTYPES and not is_nf4):
         return None
     if str(x.scale.dtype) not in WIDE_SCALE_DTYPES:
         return None

@@ -21,7 +21,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from jax_tcgemm.problem.dtypes import FLOAT8
-from jax_tcgemm.problem.operands.quantized import is_quantized
+from jax_tcgemm.problem.operands.quantized import ValueKind, is_quantized, value_kind
 from jax_tcgemm.products.dot_general import dot_general
 from jax_tcgemm.products.ragged.ragged_dot import ragged_dot, ragged_dot_general
 from jax_tcgemm.quantization import packed_parameter
@@ -103,6 +103,7 @@ def pack_params(params):
       weights whose tile size is not a multiple of 32.
 
     Raises:
+      TypeError: if the qtype of a parameter is unknown.
       ValueError: if no parameter is quantized.
       ImportError: under the conditions of `PtqProvider`.
 
@@ -193,13 +194,16 @@ class QtProvider(qwix.QtProvider):
 def _dot_general(lhs, rhs, dimension_numbers, **how):
     if isinstance(rhs, PackedParameter):
         return packed_parameter.product(_array(lhs), rhs, dimension_numbers, **how)
-    return dot_general(_operand(lhs), _operand(rhs), dimension_numbers, **how)
+    op = "dot_general"
+    lhs, rhs = _operand(op, "lhs", lhs), _operand(op, "rhs", rhs)
+    return dot_general(lhs, rhs, dimension_numbers, **how)
 
 
 def _einsum(subscripts, lhs, rhs):
     if isinstance(rhs, PackedParameter):
         return packed_parameter.einsum_product(subscripts, _array(lhs), rhs)
-    return einsum(subscripts, _operand(lhs), _operand(rhs))
+    op = "tensor.einsum"
+    return einsum(subscripts, *(_operand(op, f"operand {i}", x) for i, x in enumerate((lhs, rhs))))
 
 
 def _ragged_dot(lhs, rhs, group_sizes, *args, **how):
@@ -207,17 +211,21 @@ def _ragged_dot(lhs, rhs, group_sizes, *args, **how):
     how |= dict(zip(names, args, strict=False))
     if isinstance(rhs, PackedParameter):
         return packed_parameter.grouped_product(_array(lhs), rhs, group_sizes, **how)
-    return ragged_dot(_operand(lhs), _operand(rhs), group_sizes, **how)
+    op = "ragged_dot"
+    lhs, rhs = _operand(op, "lhs", lhs), _operand(op, "rhs", rhs)
+    return ragged_dot(lhs, rhs, group_sizes, **how)
 
 
 def _array(x) -> jax.Array:
     return qwix.dequantize(x) if is_quantized(x) else x
 
 
-def _operand(x):
-    """An operand as our products take it: tables of values as arrays."""
-    is_table = is_quantized(x) and isinstance(x.qtype, str) and x.qtype == "nf4"
-    return qwix.dequantize(x) if is_table else x
+def _operand(op: str, name: str, x):
+    """An operand as our products take it: entries of a codebook as an array."""
+    if not is_quantized(x):
+        return x
+    is_nf4 = value_kind(op, name, x.qtype, x.qvalue.dtype) is ValueKind.NF4
+    return qwix.dequantize(x) if is_nf4 else x
 
 
 # --- products of training -----------------------------------------------------------------------

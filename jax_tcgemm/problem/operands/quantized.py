@@ -1,6 +1,8 @@
 """Quantized arrays: values of few bits with block scales."""
 
+import contextlib
 import dataclasses
+import enum
 import functools
 
 import jax
@@ -10,6 +12,23 @@ import numpy as np
 from jax_tcgemm.problem.dtypes import wide_dtype
 
 _FIELDS = ("qvalue", "scale", "zero_point", "qtype")
+
+
+class ValueKind(enum.Enum):
+    """Kinds of numbers that the values of a quantized array stand for, according to its qtype."""
+
+    INTEGER = "integers"
+    FLOAT = "floating-point numbers"
+    NF4 = "entries of the NF4 codebook"
+
+
+# Qwix's own qtypes, which it names beside dtypes: integers of fewer bits than their storage, floats
+# with the block scales of a standard format, and a codebook.
+_NAMES_OF_QWIX = {
+    **dict.fromkeys(("int2", "int3", "int5", "int6", "int7"), ValueKind.INTEGER),
+    **dict.fromkeys(("mxfp8", "mxfp4", "nvfp4"), ValueKind.FLOAT),
+    "nf4": ValueKind.NF4,
+}
 
 
 @functools.partial(
@@ -31,7 +50,8 @@ class QuantizedArray:
       scale: floating-point array with as many dimensions. Along dimension i, each scale is for
         `qvalue.shape[i] // scale.shape[i]` elements.
       zero_point: None, or integers of any shape that repeats to that of the values like `scale`.
-      qtype: nominal dtype of the values; None takes the dtype of `qvalue`.
+      qtype: nominal dtype of the values, or a name of Qwix, such as "int3" or "nf4"; None takes the
+        dtype of `qvalue`.
       block: None, or the block shape along the last dimensions, which is needed where the last
         block of a dimension is short.
 
@@ -92,6 +112,34 @@ class QuantizedArray:
 def is_quantized(x) -> bool:
     """Return whether `x` is a quantized array, ours or another library's."""
     return not isinstance(x, jax.Array) and all(hasattr(x, name) for name in _FIELDS)
+
+
+def value_kind(op: str, name: str, qtype, dtype) -> ValueKind:
+    """Return what the values of a quantized array stand for.
+
+    Args:
+      op: the public function, for messages.
+      name: name of the array, for messages.
+      qtype: qtype of the array: a dtype, the name of one, a name of Qwix, or None for `dtype`.
+      dtype: dtype of the values.
+
+    Raises:
+      TypeError: if the qtype is none of these, or a dtype of other than real numbers.
+    """
+    if isinstance(qtype, str) and qtype in _NAMES_OF_QWIX:
+        return _NAMES_OF_QWIX[qtype]
+    # NumPy also parses text as a list of fields, and then may raise a SyntaxError.
+    with contextlib.suppress(TypeError, ValueError, SyntaxError):
+        nominal = np.dtype(dtype if qtype is None else qtype)
+        if jnp.issubdtype(nominal, jnp.integer):
+            return ValueKind.INTEGER
+        if jnp.issubdtype(nominal, jnp.floating):
+            return ValueKind.FLOAT
+    raise TypeError(
+        f"{op}: {name}.qtype must be an integer or floating-point dtype, or "
+        f"{', '.join(_NAMES_OF_QWIX)}, got {name}.qtype={qtype!r}; set it to the dtype of the "
+        "values, or dequantize the array first"
+    )
 
 
 def spread(factors: jax.Array, shape: tuple[int, ...], tile=None) -> jax.Array:
