@@ -98,6 +98,13 @@ inline constexpr int kBiasDifference = (std::is_same_v<X, __half> ? 15 : 127) - 
                                                                                  : kCode == PackedCode::kE4M3 ? 7
                                                                                                               : 15);
 
+// The value of a float code that is expanded to a float32.
+template <PackedCode kCode>
+__device__ __forceinline__ float rebias(float expanded) {
+  constexpr uint32_t kExponent = kBiasDifference<kCode, float>;
+  return expanded * __uint_as_float((kExponent + 127) << 23);
+}
+
 // A pair of the same power of two.
 template <typename X, int kExponent>
 inline constexpr uint32_t kPowers =
@@ -143,8 +150,7 @@ __device__ __forceinline__ void expand_float8(const uint32_t (&words)[2], uint32
 template <PackedCode kCode>
 __device__ __forceinline__ float float8_value(uint32_t bits) {
   constexpr int kShift = kCode == PackedCode::kE4M3 ? 20 : 21;
-  const float expanded = __uint_as_float((bits & 128) << 24 | (bits & 127) << kShift);
-  return expanded * (kCode == PackedCode::kE4M3 ? 0x1p120f : 0x1p112f);
+  return rebias<kCode>(__uint_as_float((bits & 128) << 24 | (bits & 127) << kShift));
 }
 
 // Converts four integers t, one in each byte, to the e4m3 codes (a sign and a magnitude) of (t - 2^kBit) * kE4M3Unit.

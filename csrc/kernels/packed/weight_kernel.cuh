@@ -21,7 +21,7 @@ __device__ __forceinline__ float value_of(const uint32_t (&words)[4], int step, 
     uint32_t expanded[4];
     expand_float4<__nv_bfloat16>(words, step, expanded);
     const uint32_t bits = e == 0 ? expanded[pair] << 16 : expanded[pair] & 0xFFFF0000u;
-    return __uint_as_float(bits) * 0x1p126f;
+    return rebias<kCode>(__uint_as_float(bits));
   } else if constexpr (kCode == PackedCode::kTable) {
     return table[words[step] >> (8 * pair + 4 * e) & 15];
   } else {
