@@ -68,9 +68,11 @@ for each in $steps; do
     ;;
   devices)
     step devices 400 python3 -m pytest -m gpu tests/gpu/test_sharding.py tests/gpu/test_several_devices.py \
+      tests/gpu/test_all_reduce.py \
       -n 0 -q -p no:cacheprovider
     count=$(nvidia-smi --list-gpus | wc -l)
     bench parallel 300 parallel --devices "$count" --chunks auto,1,4
+    bench decode 100 decode --devices "$count"
     for axis in data model; do
       step "train_gpt-$axis" 300 python3 examples/train_gpt.py --size 100m --stock --mesh "$axis=$count" --out "$out/train_gpt-$axis"
     done

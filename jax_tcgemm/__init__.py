@@ -33,7 +33,11 @@ from jax_tcgemm.passes.accelerate import accelerate
 from jax_tcgemm.problem.operands.packed_weight import PackedWeight
 from jax_tcgemm.problem.operands.quantized import QuantizedArray
 from jax_tcgemm.products.batch_invariant import batch_invariant
-from jax_tcgemm.products.collective import all_gather_matmul, matmul_reduce_scatter
+from jax_tcgemm.products.collective import (
+    all_gather_matmul,
+    all_reduce,
+    matmul_reduce_scatter,
+)
 from jax_tcgemm.products.dot_general import dot_general
 from jax_tcgemm.products.gram import gram
 from jax_tcgemm.products.linear import gated_linear, linear
@@ -77,6 +81,7 @@ __all__ = [
     "QuantizedArray",
     "accelerate",
     "all_gather_matmul",
+    "all_reduce",
     "autotune",
     "batch_invariant",
     "blas",

@@ -9,7 +9,17 @@ from bench_cases import draw_by_numpy, make_case, make_record, make_records, mak
 from jax import lax
 from rich.console import Console
 
-from jax_tcgemm.bench import contenders, harness, parallel, records, reference, render, suites
+from jax_tcgemm.bench import (
+    contenders,
+    decode,
+    harness,
+    highlights,
+    parallel,
+    records,
+    reference,
+    render,
+    suites,
+)
 from jax_tcgemm.bench.workloads import functions
 from jax_tcgemm.tuning import timing
 
@@ -308,6 +318,21 @@ def test_a_parallel_layer_is_measured_and_rendered():
     assert overlap_ratio == us["xla_overlap"] / us["sharded"]
     section = render.full_section([*make_records(), record])
     assert "| 2 | 16 tokens, 8 → 32 → 8, float32 | collective_scheduler_ce/2 |" in section
+
+
+def test_decode_steps_are_measured_and_rendered():
+    found = decode.measure(2, (1, 3), 16, 32, layers=2, steps=1, samples=2)
+    assert [record["rows"] for record in found] == [1, 3]
+    us = decode.times(found[1])
+    assert set(us) == {"psum", "all_reduce", "alone"}
+    bar = highlights.Decode("decode", 2, most_rows=2)
+    ((ratio, record),) = bar.ratios([*found, found[0] | {"devices": 4}])
+    assert record is found[0]
+    assert ratio == decode.times(record)["psum"] / decode.times(record)["all_reduce"]
+    section = render.full_section([*make_records(), *found])
+    assert f"| 2 | 16 → 32 → 16 | 3 | 0.09375 | {us['psum']:.1f} |" in section
+    with pytest.raises(ValueError, match="devices must be from 2 to"):
+        decode.measure(3, (1,), 16, 32)
 
 
 def test_gpu_state_reads_what_nvidia_smi_prints():

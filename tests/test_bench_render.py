@@ -77,7 +77,7 @@ def test_render_writes_tables_and_charts_once(checkout):
     text = (checkout / "README.md").read_text()
     assert "stock Flax, accelerated (1 case, H100) 1.10, GPT training step by the" in text
     assert "layers (1 case, H100) 1.50" in text
-    assert "For training steps and the sharded MLP, the time is wall-clock time." in text
+    assert "For training steps and programs of several GPUs, the time is wall-clock time." in text
 
 
 def test_newer_records_replace_older_ones_of_the_same_case():

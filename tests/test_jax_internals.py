@@ -153,6 +153,16 @@ def test_variables_and_programs_of_ours():
     assert jax_internals.has_plain_context(jaxpr.eqns[0])
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_sums_over_mesh_axes_are_known(check_vma):
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Auto,))
+    specs = {"in_specs": P("x"), "out_specs": P(), "check_vma": check_vma}
+    f = jax.shard_map(lambda x: lax.psum(jnp.sin(x), "x"), mesh=mesh, **specs)
+    (outer,) = jax.make_jaxpr(f)(jnp.ones(4)).eqns
+    eqns = jax_internals.as_jaxpr(outer.params["jaxpr"]).eqns
+    assert [jax_internals.summed_axes(eqn) for eqn in eqns] == [(), ("x",)]
+
+
 def test_nothing_else_imports_what_is_not_public():
     allowed = (PACKAGE / "system" / "jax_internals").glob("*.py")
     for file in set(PACKAGE.rglob("*.py")) - set(allowed):

@@ -83,6 +83,7 @@ CALLS = {
     "combine_rows": lambda x, **how: jax_tcgemm.combine_rows(
         x, jnp.zeros((2, 2), jnp.int32), **how
     ),
+    "all_reduce": _over_one_device(lambda x, _, axis, **how: jax_tcgemm.all_reduce(x, axis, **how)),
     "all_gather_matmul": _over_one_device(jax_tcgemm.all_gather_matmul),
     "matmul_reduce_scatter": _over_one_device(jax_tcgemm.matmul_reduce_scatter),
     "blas.gemm": lambda x, **how: blas.gemm(x, x, **how),

@@ -146,7 +146,8 @@ xla::ffi::Error launch_checked(const ImplementationsOf<Problem, Buffers>& implem
 template <typename Problem, typename Buffers>
 xla::ffi::Error run_call_checked(const ImplementationsOf<Problem, Buffers>& implementations, const Device& device,
                                  void* stream, const xla::ffi::Dictionary& attributes,
-                                 const xla::ffi::RemainingArgs& operands, const xla::ffi::RemainingRets& results) {
+                                 const xla::ffi::RemainingArgs& operands, const xla::ffi::RemainingRets& results,
+                                 Buffers buffers) {
   std::string_view implementation, config;
   Problem p{};
   std::string error = read_attributes(attributes, [&](auto&& visit) {
@@ -174,7 +175,6 @@ xla::ffi::Error run_call_checked(const ImplementationsOf<Problem, Buffers>& impl
   });
   if (!error.empty()) return invalid(error);
   if (error = check_problem(p); !error.empty()) return invalid(error);
-  Buffers buffers;
   if (error = take_buffers(given, p, &buffers); !error.empty()) return invalid(error);
   const size_t num_results = given.size() - num_operands;
   const auto replaces = [&](size_t operand, size_t result) {
@@ -191,13 +191,13 @@ xla::ffi::Error run_call_checked(const ImplementationsOf<Problem, Buffers>& impl
 }
 
 // Runs one call. Never throws: every failure is an ffi::Error, InvalidArgument for anything a malformed program can
-// cause. No operand is read here.
+// cause. No operand is read here. `known` has what is known of the call besides its buffers.
 template <typename Problem, typename Buffers>
 xla::ffi::Error run_call(const ImplementationsOf<Problem, Buffers>& implementations, const Device& device, void* stream,
                          const xla::ffi::Dictionary& attributes, const xla::ffi::RemainingArgs& operands,
-                         const xla::ffi::RemainingRets& results) {
+                         const xla::ffi::RemainingRets& results, const Buffers& known = {}) {
   return without_exceptions(
-      [&] { return run_call_checked(implementations, device, stream, attributes, operands, results); });
+      [&] { return run_call_checked(implementations, device, stream, attributes, operands, results, known); });
 }
 
 }  // namespace tcgemm

@@ -1,6 +1,7 @@
 // The hand-written families, bottom to top.
 #pragma once
 
+#include "core/all_reduce_problem.h"
 #include "core/implementation.h"
 #include "core/packed_problem.h"
 #include "core/quantize_problem.h"
@@ -33,5 +34,8 @@ const QuantizeImplementation* quantizer();
 
 // Operands in parts.
 const SplitImplementation* splitter();
+
+// Sums over devices.
+const AllReduceImplementation* peer_memory_all_reduce();
 
 }  // namespace tcgemm

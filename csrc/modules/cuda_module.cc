@@ -10,6 +10,7 @@
 #include "ffi/fragment_probe.h"
 #include "ffi/kernel.h"
 #include "ffi/tensor_kernels.h"
+#include "kernels/all_reduce/group.h"
 #include "kernels/common/kernel.h"
 #include "kernels/kernels.h"
 #include "libraries/cublas/cublas.h"
@@ -54,6 +55,11 @@ const SplitImplementations& split_implementations() {
   return all;
 }
 
+const AllReduceImplementations& all_reduce_implementations() {
+  static const AllReduceImplementations all{peer_memory_all_reduce()};
+  return all;
+}
+
 const blas::Implementations& blas_implementations() {
   static const blas::Implementations all{cublas_blas()};
   return all;
@@ -95,6 +101,55 @@ ffi::Error blas_initialize(ffi::Dictionary) {
 
 XLA_FFI_DEFINE_HANDLER(blas_initialize_handler, guarded(blas_initialize),
                        ffi::Ffi::BindInitialize().Attr<ffi::Dictionary>("blas"));
+
+// The state of an all-reduce, which the devices of a program share.
+struct AllReduceState {
+  static ffi::TypeId id;
+
+  explicit AllReduceState(int64_t num_devices) : call(num_devices) {}
+
+  all_reduce::Call call;
+};
+ffi::TypeId AllReduceState::id{};
+
+ffi::ErrorOr<std::unique_ptr<AllReduceState>> all_reduce_instantiate(ffi::Dictionary attributes) {
+  const auto devices = attributes.get<int64_t>("devices");
+  if (devices.has_error() || *devices < 1) {
+    return ffi::Unexpected(invalid("all_reduce: devices must be a positive 64-bit integer"));
+  }
+  return std::make_unique<AllReduceState>(*devices);
+}
+
+XLA_FFI_DEFINE_HANDLER(all_reduce_instantiate_handler, all_reduce_instantiate,
+                       ffi::Ffi::BindInstantiate().Attr<ffi::Dictionary>("all_reduce"));
+
+ffi::Error all_reduce_initialize(AllReduceState* state, ffi::RunId run) {
+  int ordinal = 0;
+  Status status = cuda_status(cudaGetDevice(&ordinal), "cudaGetDevice");
+  if (status.is_ok()) status = state->call.begin(ordinal, run.run_id);
+  return to_ffi_error("all_reduce", status);
+}
+
+XLA_FFI_DEFINE_HANDLER(all_reduce_initialize_handler, guarded(all_reduce_initialize),
+                       ffi::Ffi::BindInitialize().Ctx<ffi::State<AllReduceState>>().Ctx<ffi::RunId>());
+
+ffi::Error all_reduce_execute(cudaStream_t stream, AllReduceState* state, ffi::Dictionary attributes,
+                              ffi::RemainingArgs operands, ffi::RemainingRets results) {
+  Device device;
+  if (Status s = current_device(&device); !s.is_ok()) return to_ffi_error("all_reduce", s);
+  AllReduceBuffers known;
+  known.call = &state->call;
+  return run_call(all_reduce_implementations(), device, stream, attributes, operands, results, known);
+}
+
+XLA_FFI_DEFINE_HANDLER(all_reduce_handler, all_reduce_execute,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Ctx<ffi::State<AllReduceState>>()
+                           .Attr<ffi::Dictionary>("all_reduce")
+                           .RemainingArgs()
+                           .RemainingRets(),
+                       {ffi::Traits::kCmdBufferCompatible});
 
 // What is wrong with operands that are not `count` and kernels after them; "" for nothing.
 std::string check_count(const ffi::RemainingArgs& operands, size_t count) {
@@ -195,6 +250,11 @@ NB_MODULE(_cuda, module) {
     blas_stages["initialize"] = nb::capsule(reinterpret_cast<void*>(blas_initialize_handler));
     blas_stages["execute"] = nb::capsule(reinterpret_cast<void*>(blas_handler));
     targets["tcgemm_blas"] = blas_stages;
+    nb::dict all_reduce_stages;
+    all_reduce_stages["instantiate"] = nb::capsule(reinterpret_cast<void*>(all_reduce_instantiate_handler));
+    all_reduce_stages["initialize"] = nb::capsule(reinterpret_cast<void*>(all_reduce_initialize_handler));
+    all_reduce_stages["execute"] = nb::capsule(reinterpret_cast<void*>(all_reduce_handler));
+    targets["tcgemm_all_reduce"] = all_reduce_stages;
     nb::dict kernel_stages;
     kernel_stages["initialize"] = nb::capsule(reinterpret_cast<void*>(kernel_initialize_handler));
     kernel_stages["execute"] = nb::capsule(reinterpret_cast<void*>(kernel_handler));
@@ -203,6 +263,18 @@ NB_MODULE(_cuda, module) {
     targets["tcgemm_fragment_mma"] = nb::capsule(reinterpret_cast<void*>(fragment_mma_handler));
     return targets;
   });
+  module.def(
+      "types",
+      [] {
+        static const ffi::TypeInfo info = ffi::MakeTypeInfo<AllReduceState>();
+        nb::dict type;
+        type["type_id"] = nb::capsule(reinterpret_cast<void*>(&AllReduceState::id));
+        type["type_info"] = nb::capsule(reinterpret_cast<void*>(const_cast<ffi::TypeInfo*>(&info)));
+        nb::dict types;
+        types["tcgemm_all_reduce_state"] = type;
+        return types;
+      },
+      "Types of the state that calls keep; to be registered before the targets.");
   module.attr("abi_version") = kAbiVersion;
   module.attr("device_headers_hash") = kDeviceHeadersHash;
   define_queries(module, implementations());
@@ -216,6 +288,11 @@ NB_MODULE(_cuda, module) {
   define_queries(quantize_queries, quantize_implementations());
   nb::module_ split_queries = module.def_submodule("split", "The same queries for terms of operands.");
   define_queries(split_queries, split_implementations());
+  nb::module_ all_reduce_queries = module.def_submodule("all_reduce", "The same queries for sums over devices.");
+  define_queries(all_reduce_queries, all_reduce_implementations());
+  all_reduce_queries.def(
+      "peer_access_reason", [] { return all_reduce::check_peer_access().message; },
+      "Why some GPU of this process cannot access another one's memory; empty where all can.");
   define_tensor_queries(module);
   module.def(
       "fragment_kernels",

@@ -20,4 +20,11 @@ __device__ __forceinline__ uint32_t ctaid_x() {
   return x;
 }
 
+// Nanoseconds, by one clock of all SMs. PTX 3.1
+__device__ __forceinline__ uint64_t globaltimer() {
+  uint64_t x;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(x));
+  return x;
+}
+
 }  // namespace tcgemm::ptx

@@ -10,6 +10,7 @@ import math
 import pathlib
 from collections.abc import Sequence
 
+from jax_tcgemm.bench import decode
 from jax_tcgemm.bench import records as rec
 
 
@@ -91,7 +92,34 @@ class Parallel:
         return [(times["xla"] / times["sharded"], record)]
 
 
-Work = Suite | Training | Parallel
+@dataclasses.dataclass(frozen=True)
+class Decode:
+    """Decode steps of a tensor-parallel MLP over several GPUs.
+
+    Attributes:
+      title: what the bar is called.
+      devices: the number of GPUs.
+      most_rows: the largest number of rows.
+    """
+
+    title: str
+    devices: int
+    most_rows: int
+
+    def ratios(self, records: Sequence[dict]) -> list[tuple[float, dict]]:
+        """Return XLA's time over ours for the newest record of each number of rows."""
+        newest = {}
+        for record in sorted(records, key=lambda record: record["time"]):
+            if record["kind"] == "decode" and record["devices"] == self.devices:
+                newest[record["rows"]] = record
+        return [
+            (us["psum"] / us["all_reduce"], record)
+            for rows, record in newest.items()
+            if rows <= self.most_rows and (us := decode.times(record))
+        ]
+
+
+Work = Suite | Training | Parallel | Decode
 
 WORK = (
     Suite("Rows that are not 16-byte aligned", "unaligned", "bf16", "auto"),
@@ -116,6 +144,7 @@ WORK = (
     Training("GPT training step by the layers", "h100-train_gpt-accelerate", "jax_tcgemm"),
     Training("GPT training step with Muon", "h200-train_gpt-muon", "jax_tcgemm"),
     Suite("Large dense products of LLMs", "llama", "bf16", "auto"),
+    Decode("Decode step of an MLP sharded over 2 GPUs", 2, 64),
     Parallel("MLP sharded over 4 GPUs", 4),
 )
 

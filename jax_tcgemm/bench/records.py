@@ -24,10 +24,10 @@ that were interleaved with it::
     machine          GPU, driver, CUDA, JAX, Python, clocks and power around the measurement
 
 A record of kind "overhead" holds host microseconds a step of tiny products; see overhead.py. One
-of kind "parallel" holds a layer over several devices; see parallel.py. One of kind "program" holds
-products inside a loop beside plain JAX; see programs.py. One of kind "sweep" holds a random problem
-by the default choice beside plain JAX; see sweep.py. One of kind "training" is what
-examples/train_gpt.py wrote.
+of kind "parallel" holds a layer over several devices; see parallel.py. One of kind "decode" holds
+decode steps over several devices; see decode.py. One of kind "program" holds products inside a loop
+beside plain JAX; see programs.py. One of kind "sweep" holds a random problem by the default choice
+beside plain JAX; see sweep.py. One of kind "training" is what examples/train_gpt.py wrote.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pathlib
 import re
 from collections.abc import Sequence
 
-from jax_tcgemm.bench import highlights, parallel, programs, sweep
+from jax_tcgemm.bench import decode, highlights, parallel, programs, sweep
 from jax_tcgemm.bench import records as rec
 from jax_tcgemm.bench.suites import Case, suite_names
 
@@ -145,7 +145,7 @@ def summary_section(records: Sequence[dict]) -> str:
         return _NO_RECORDS
     text = ", ".join(f"{title} {ratio:.2f}" for title, ratio in found)
     kinds = {record["kind"] for record in highlights.shown(records)}
-    steps = "\nFor training steps and the sharded MLP, the time is wall-clock time."
+    steps = "\nFor training steps and programs of several GPUs, the time is wall-clock time."
     return (
         f"![XLA's time over ours: {text}](benchmarks/charts/highlights.png)\n\n"
         "Each bar is the peer's time divided by this library's time, a geometric mean over cases.\n"
@@ -176,7 +176,8 @@ def full_section(records: Sequence[dict]) -> str:
         for (name, dtype), group in rec.grouped(workloads).items():
             if name == suite:
                 parts += [f"{dtype}, µs, and the memory of the call in MB:", _times_table(group)]
-    parts += filter(None, (_flags_note(groups), _overhead_table(records), _parallel_table(records)))
+    others = _overhead_table(records), _parallel_table(records), _decode_table(records)
+    parts += filter(None, (_flags_note(groups), *others))
     parts += _program_tables(records)
     sweeps = _by_device(rec.sweeps(records))
     if sweeps:
@@ -381,6 +382,25 @@ def _parallel_table(records: Sequence[dict]) -> str:
     return (
         "A tensor-parallel MLP, forward and backward, wall-clock time of a step (what each row is: "
         "`jax_tcgemm/bench/parallel.py`):\n\n" + _table(head, rows, left=3)
+    )
+
+
+def _decode_table(records: Sequence[dict]) -> str:
+    newest = {}
+    for record in sorted(records, key=lambda r: r["time"]):
+        if record["kind"] == "decode":
+            newest[tuple(record[k] for k in ("devices", "model", "hidden", "rows"))] = record
+    if not newest:
+        return ""
+    rows = [
+        [str(devices), f"{model} → {hidden} → {model}", *decode.row(record)]
+        for (devices, model, hidden, _), record in sorted(newest.items())
+    ]
+    head = ["devices", "layer", *decode.HEAD]
+    return (
+        "Decode steps of a tensor-parallel MLP in bfloat16, wall-clock microseconds of a layer, "
+        "and what the sums add to a layer (what each column is: `jax_tcgemm/bench/decode.py`):\n\n"
+        + _table(head, rows, left=2)
     )
 
 

@@ -16,6 +16,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from jax_tcgemm.bench import contenders, harness, records, suites
+from jax_tcgemm.bench import decode as decode_steps
 from jax_tcgemm.bench import parallel as layer
 from jax_tcgemm.bench import programs as in_programs
 from jax_tcgemm.bench import regret as random_choices
@@ -232,6 +233,41 @@ def parallel(
         for row in layer.rows(record):
             table.add_row(*row)
         console.print(table)
+
+
+@app.command()
+def decode(
+    devices: Annotated[int, typer.Option(min=2, help="Number of devices.")] = 2,
+    rows: Annotated[
+        str, typer.Option(help="Numbers of rows, comma-separated.")
+    ] = "1,4,16,64,256,512",
+    model: Annotated[int, typer.Option(min=1, help="Columns of a layer's input.")] = 8192,
+    hidden: Annotated[int, typer.Option(min=1, help="Columns of the hidden layer.")] = 28672,
+    steps: Annotated[int, typer.Option(min=1, help="Programs in flight in one sample.")] = 20,
+    samples: Annotated[int, typer.Option(min=1, help="Samples of each contender.")] = 9,
+    out: _Records = None,
+    revision: _Revision = None,
+) -> None:
+    """Measure decode steps of a tensor-parallel MLP, with sums by all_reduce and by XLA."""
+    console = output()
+    with errors_as_text(), console.status(f"measuring on {devices} devices"):
+        counts = [_number("rows", count) for count in rows.split(",")]
+        found = decode_steps.measure(
+            devices,
+            counts,
+            model,
+            hidden,
+            steps=steps,
+            samples=samples,
+            revision=revision,
+        )
+    if out is not None:
+        records.append_records(out, found)
+    title = f"{devices} devices, {model} -> {hidden} -> {model}, bfloat16, µs of a layer"
+    table = Table(*decode_steps.HEAD, title=title)
+    for record in found:
+        table.add_row(*decode_steps.row(record))
+    console.print(table)
 
 
 @app.command()

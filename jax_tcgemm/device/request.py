@@ -8,13 +8,14 @@ import dataclasses
 
 from jax_tcgemm import selection
 from jax_tcgemm.device.plan import BasePlan
+from jax_tcgemm.problem.all_reduce import AllReduceProblem
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.operands.packed import PackedProblem
 from jax_tcgemm.problem.operands.quantize import QuantizeProblem
 from jax_tcgemm.problem.rows import RowsProblem
 from jax_tcgemm.problem.split import SplitProblem
 
-AnyProblem = RowsProblem | PackedProblem | QuantizeProblem | SplitProblem
+AnyProblem = RowsProblem | PackedProblem | QuantizeProblem | SplitProblem | AllReduceProblem
 
 
 @dataclasses.dataclass(frozen=True)

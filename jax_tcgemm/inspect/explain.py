@@ -21,7 +21,15 @@ from jax_tcgemm.device.fusion import fused
 from jax_tcgemm.inspect.epilogue_operations import epilogue_operations
 from jax_tcgemm.passes import rewriting
 from jax_tcgemm.passes.transpositions import transposed_operands
-from jax_tcgemm.primitives import backward, blas, lowering, packed_weight, quantize, rows
+from jax_tcgemm.primitives import (
+    all_reduce,
+    backward,
+    blas,
+    lowering,
+    packed_weight,
+    quantize,
+    rows,
+)
 from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.primitives import epilogue_product as epilogue_primitive
 from jax_tcgemm.primitives import ragged_dot as ragged_primitive
@@ -36,6 +44,7 @@ _RULES = {
     epilogue_primitive.epilogue_product_p: (epilogue_primitive, fused),
     ragged_primitive.ragged_dot_p: (ragged_primitive, grouped),
     rows.rows_p: (rows, request),
+    all_reduce.all_reduce_p: (all_reduce, request),
     packed_weight.packed_weight_p: (packed_weight, request),
     quantize.quantize_p: (quantize, request),
     contract.contract_p: (contract, device_tensor),

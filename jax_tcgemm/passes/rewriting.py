@@ -21,6 +21,7 @@ from jax_tcgemm.epilogues.group_function import group_function
 from jax_tcgemm.epilogues.groups import find_groups
 from jax_tcgemm.epilogues.membership import is_call_of_elements
 from jax_tcgemm.passes.concatenations import with_concatenations
+from jax_tcgemm.passes.device_sums import with_all_reduces
 from jax_tcgemm.passes.gate_transposition import with_transposed_gates
 from jax_tcgemm.passes.gates import call_of, products_of
 from jax_tcgemm.passes.losses.calls import loss_note
@@ -427,6 +428,7 @@ PASSES = (
             equations, results, wide=settings.wide, losses=settings.losses
         ),
     ),
+    Pass("sum small arrays over devices by one kernel", _of_equations(with_all_reduces)),
     Pass(
         "fuse epilogues",
         lambda equations, results, settings: (

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jax_tcgemm.kernels import Instance
+from jax_tcgemm.problem.all_reduce import AllReduceProblem
 from jax_tcgemm.problem.blas.problem import BlasProblem
 from jax_tcgemm.problem.call_options import CallOptions
 from jax_tcgemm.problem.gemm import Problem
@@ -34,7 +35,7 @@ _CUDA_PREFERENCE = (
     "simt_naive",
 )
 IMPLEMENTATIONS = (*_CUDA_PREFERENCE, "host", XLA)
-_CUDA_ALONE = (*_CUDA_PREFERENCE, "simt", "packed", "quantize", "split", "cublas")
+_CUDA_ALONE = (*_CUDA_PREFERENCE, "simt", "packed", "quantize", "split", "cublas", "peer_memory")
 PLATFORM_OF = dict.fromkeys(_CUDA_ALONE, "cuda") | {"host": "cpu"}
 
 AnyProblem = (
@@ -44,6 +45,7 @@ AnyProblem = (
     | PackedProblem
     | QuantizeProblem
     | SplitProblem
+    | AllReduceProblem
     | BlasProblem
 )
 
@@ -56,6 +58,7 @@ IMPLEMENTATIONS_OF = {
     "quantize": ("quantize", XLA),
     "split": ("split", XLA),
     "blas": ("cublas", "host", XLA),
+    "all_reduce": ("peer_memory", XLA),
     # In the order of preference at equal times; "gemm" is one of our GEMMs.
     "contract": (XLA, "gemm", "cutensor"),
     "permute": (XLA, "cutensor", "tcgemm"),
@@ -65,7 +68,15 @@ IMPLEMENTATIONS_OF = {
 }
 # Nouns for error messages, for kinds of problems other than products.
 _NOUNS = {"blas": "call"} | dict.fromkeys(
-    ("contract", "permute", "elementwise_binary", "elementwise_trinary", "reduce", "quantize"),
+    (
+        "contract",
+        "permute",
+        "elementwise_binary",
+        "elementwise_trinary",
+        "reduce",
+        "quantize",
+        "all_reduce",
+    ),
     "operation",
 )
 
@@ -253,6 +264,8 @@ def _missing(implementation: str, problem: AnyProblem, device: Device) -> str:
         return modules.reason(platform) or "it is not part of this build"
     if implementation == "cublaslt":
         return modules.cublaslt_reason()
+    if implementation == "peer_memory":
+        return "" if device.assumed else modules.peer_access_reason()
     if implementation == "cublas":
         return modules.cublas_reason() or problem.obstacle
     return problem.obstacle if problem.kind == "blas" else ""

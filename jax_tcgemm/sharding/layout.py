@@ -4,13 +4,14 @@ This module is plain data and arithmetic on names, independent of how shardings 
 """
 
 import dataclasses
-import math
 from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
+
+from jax_tcgemm.sharding.all_reduce import all_reduce, num_devices
 
 # The names of an array's dimensions, and for each dimension the mesh axes that shard it.
 Names = tuple[str, ...]
@@ -58,7 +59,7 @@ class Layout:
 
     def shard_extent(self, name: str) -> int:
         """Return the size of one device's shard along a dimension."""
-        return -(-self.extents[name] // _size(self.divided.get(name, ()), self.axis_sizes))
+        return -(-self.extents[name] // num_devices(self.divided.get(name, ()), self.axis_sizes))
 
     def start(self, name: str) -> jax.Array | int:
         """Return the index at which this device's shard starts, before addends are summed."""
@@ -69,7 +70,7 @@ class Layout:
         """Set `x` to 0 where a contracted dimension is padded to equal shards."""
         for dim, name in enumerate(names):
             axes = self.divided.get(name, ())
-            if name in contracted and self.extents[name] % _size(axes, self.axis_sizes):
+            if name in contracted and self.extents[name] % num_devices(axes, self.axis_sizes):
                 index = self.start(name) + lax.broadcasted_iota(np.int32, x.shape, dim)
                 x = lax.select(index < self.extents[name], x, lax.full_like(x, 0))
         return x
@@ -81,7 +82,7 @@ class Layout:
             if axes := self.scattered.get(name):
                 addend = lax.psum_scatter(addend, axes, scatter_dimension=dim, tiled=True)
                 rest = [axis for axis in rest if axis not in axes]
-        return lax.psum(addend, tuple(rest)) if rest else addend
+        return all_reduce(addend, tuple(rest), self.axis_sizes) if rest else addend
 
     def sum_over(self, x: jax.Array, names: Iterable[str]) -> jax.Array:
         """Return the sum over the devices that hold other shards of these dimensions."""
@@ -91,10 +92,6 @@ class Layout:
             for axis in self.divided.get(name, ()) + self.scattered.get(name, ())
         ]
         return lax.psum(x, tuple(axes)) if axes else x
-
-
-def _size(axes: Iterable[str], axis_sizes: dict[str, int]) -> int:
-    return math.prod(axis_sizes[axis] for axis in axes)
 
 
 def _common(specs: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
@@ -161,7 +158,7 @@ def lay_out(
         for axis in axes:
             if axis in used:
                 break
-            if name in exact and extents[name] % _size([*claimed, axis], axis_sizes):
+            if name in exact and extents[name] % num_devices([*claimed, axis], axis_sizes):
                 break
             claimed.append(axis)
         if claimed and name not in divided and name not in division.whole:
@@ -184,7 +181,7 @@ def lay_out(
         own = divided.get(name, ())
         more = wanted[len(own) :]
         in_all = all(name in names for names in division.addends or division.results)
-        divides = extents[name] % _size(wanted, axis_sizes) == 0
+        divides = extents[name] % num_devices(wanted, axis_sizes) == 0
         left = set(reduced) - {axis for axes in scattered.values() for axis in axes}
         if more and wanted[: len(own)] == own and set(more) <= left and in_all and divides:
             scattered[name] = more

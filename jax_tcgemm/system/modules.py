@@ -144,6 +144,12 @@ def cublas_reason() -> str:
 
 
 @functools.cache
+def peer_access_reason() -> str:
+    """Return why some GPU here cannot access another one's memory; "" if all can."""
+    return _reasons["cuda"] if cuda is None else cuda.all_reduce.peer_access_reason()
+
+
+@functools.cache
 def cutensor_reason() -> str:
     """Opens cuTENSOR at the first call; why it cannot be used, or ""."""
     if cutensor is None:

@@ -112,6 +112,24 @@ uint32_t map_to_block(uint32_t address, uint32_t rank) {
 
 void write_remotely(std::function<void()> write) { current().remote_writes.issue(std::move(write)); }
 
+void store_flag(uint64_t* address, uint64_t value) {
+  for (const auto& thread : current().block->threads) thread->remote_writes.run_all();
+  write_remotely([=] {
+    *address = value;
+    Machine::get().wake(Machine::get().flag_waiters);
+  });
+}
+
+uint64_t load_flag(const uint64_t* address) {
+  Thread& thread = current();
+  if (thread.polled == address && thread.polled_value == *address) {
+    Machine::get().wait(Machine::get().flag_waiters, "for a flag");
+  }
+  thread.polled = address;
+  thread.polled_value = *address;
+  return *address;
+}
+
 void store_async(uint32_t address, std::array<float, 4> values, uint32_t barrier) {
   const SharedPlace place = resolve(address, 16, 16), counted_at = resolve(barrier, 8, 8);
   if (place.block != counted_at.block) fail("stores into one block what a barrier of another one counts");

@@ -299,6 +299,7 @@ void Machine::run_cluster(unsigned cluster_idx, const std::function<void()>& thr
   num_live_ = 0;
   warps_.clear();
   cluster_barrier = {};
+  flag_waiters.clear();
   for (unsigned rank = 0; rank < launch.cluster_size; ++rank)
     make_block(cluster_idx * launch.cluster_size + rank, rank);
   while (num_live_ > 0 && last_error.empty()) {
@@ -444,6 +445,16 @@ void arrive_named(uint32_t id, uint32_t num_threads) {
 }
 
 void sync_threads() { sync_named(0, current().block->num_live); }
+
+bool sync_threads_or(bool vote) {
+  Block& block = *current().block;
+  if (vote) block.has_voted_yes = true;
+  sync_threads();
+  const bool result = block.has_voted_yes;
+  sync_threads();
+  block.has_voted_yes = false;
+  return result;
+}
 
 void meet(const char* kind, uint32_t mask, void* argument, const std::function<void(void**)>& combine) {
   Machine& machine = Machine::get();

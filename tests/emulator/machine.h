@@ -114,6 +114,8 @@ struct Thread {
   bool is_cluster_arrived = false;
   uint32_t cluster_phase = 0;
   int registers;
+  const uint64_t* polled = nullptr;  // the flag that was loaded last
+  uint64_t polled_value = 0;
 
   // wgmma
   int64_t num_issued = 0;
@@ -159,6 +161,7 @@ struct Block {
   int64_t loads_under_way = 0;
   int64_t free_registers = 0;
   Waiters register_waiters;
+  bool has_voted_yes = false;  // __syncthreads_or
   // Of each unit, the thread that has stored to it without fence.proxy.async since, from 1; 0: none.
   std::vector<uint16_t> unfenced_writers;
   std::unordered_map<uint32_t, MBarrier> mbarriers;
@@ -214,6 +217,7 @@ class Machine {
     uint32_t arrived = 0, phase = 0;
     Waiters waiters;
   } cluster_barrier;
+  Waiters flag_waiters;  // for any flag in global memory
 
  private:
   friend struct AsyncQueue;
@@ -250,7 +254,8 @@ struct SharedPlace {
 SharedPlace resolve(uint32_t address, uint32_t bytes, uint32_t alignment);
 inline void* shared_pointer(uint32_t address, uint32_t bytes) { return resolve(address, bytes, bytes).pointer(); }
 uint32_t shared_offset(const void* pointer);
-// Where a store of the current thread, of at most 16 bytes, goes, which wgmma may not read before the thread's fence.proxy.async.
+// Where a store of the current thread, of at most 16 bytes, goes, which wgmma may not read before the thread's
+// fence.proxy.async.
 void* stored_pointer(uint32_t address, uint32_t bytes);
 // fence.proxy.async of the current thread.
 void fence_proxy_async();
@@ -258,6 +263,7 @@ void fence_proxy_async();
 void sync_named(uint32_t id, uint32_t num_threads);
 void arrive_named(uint32_t id, uint32_t num_threads);
 void sync_threads();
+bool sync_threads_or(bool vote);
 
 // Deposits the lane's arguments; the last of the lanes in `mask` calls combine(all lanes' arguments).
 void meet(const char* kind, uint32_t mask, void* argument, const std::function<void(void**)>& combine);

@@ -1,10 +1,14 @@
 """Jaxprs, their equations and their variables."""
 
 import copy
+import functools
 from collections.abc import Callable
 
 import jax
+import numpy as np
+from jax import lax
 from jax.extend import core
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jax_tcgemm.system.jax_internals.find import find_name
 
@@ -118,6 +122,36 @@ def has_plain_context(eqn: core.JaxprEqn) -> bool:
 def has_ordered_effects(eqn: core.JaxprEqn) -> bool:
     """Whether an equation does more than its results and exchanges with other devices say."""
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
+
+
+@functools.cache
+def _sums_over_axes() -> frozenset[core.Primitive]:
+    """The primitives of `lax.psum` inside shard_map, with and without checks of varying axes."""
+    mesh = AbstractMesh((1,), ("x",), axis_types=(AxisType.Auto,))
+    found = set()
+    for check_vma in (True, False):
+        f = jax.shard_map(
+            lambda x: lax.psum(x, "x"),
+            mesh=mesh,
+            in_specs=PartitionSpec("x"),
+            out_specs=PartitionSpec(),
+            check_vma=check_vma,
+        )
+        (shard_map,) = jax.make_jaxpr(f)(jax.ShapeDtypeStruct((1,), np.float32)).eqns
+        found.update(eqn.primitive for eqn in as_jaxpr(shard_map.params["jaxpr"]).eqns)
+    return frozenset(found)
+
+
+def summed_axes(eqn: core.JaxprEqn) -> tuple[str, ...]:
+    """Return the mesh axes over which an equation is a `lax.psum`; () if it is none."""
+    if eqn.primitive not in _sums_over_axes() or not eqn.params.keys() <= _SUM_PARAMETERS:
+        return ()
+    axes = eqn.params["axes"]
+    is_whole = eqn.params.get("axis_index_groups") is None
+    return tuple(axes) if is_whole and all(isinstance(axis, str) for axis in axes) else ()
+
+
+_SUM_PARAMETERS = {"axes", "axis_index_groups"}
 
 
 def source_line(eqn: core.JaxprEqn) -> str:

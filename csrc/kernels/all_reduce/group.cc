@@ -1,0 +1,173 @@
+#include "kernels/all_reduce/group.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "core/cuda_status.h"
+#include "core/relaxed_capture.h"
+
+namespace tcgemm::all_reduce {
+namespace {
+
+// How long the devices of a program's first execution wait for each other.
+constexpr std::chrono::seconds kMeetingTime{60};
+
+// Makes a device the calling thread's until the end of the block.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int ordinal) {
+    cudaGetDevice(&before_);
+    cudaSetDevice(ordinal);
+  }
+  ~CurrentDevice() { cudaSetDevice(before_); }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
+Status check_access(int device, int peer) {
+  int can_access = 0;
+  const cudaError_t error = cudaDeviceCanAccessPeer(&can_access, device, peer);
+  if (Status s = cuda_status(error, "cudaDeviceCanAccessPeer"); !s.is_ok()) return s;
+  if (can_access) return Status::ok();
+  return Status::invalid("GPU " + std::to_string(device) + " cannot access the memory of GPU " + std::to_string(peer));
+}
+
+Status enable_access(int peer) {
+  const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
+  if (error != cudaErrorPeerAccessAlreadyEnabled) return cuda_status(error, "cudaDeviceEnablePeerAccess");
+  cudaGetLastError();
+  return Status::ok();
+}
+
+}  // namespace
+
+Status Group::find(const std::vector<int>& ordinals, const Group** group) {
+  static std::mutex& mutex = *new std::mutex;
+  static auto& groups = *new std::map<std::vector<int>, std::unique_ptr<Group>>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  std::unique_ptr<Group>& found = groups[ordinals];
+  if (found == nullptr) {
+    std::unique_ptr<Group> made(new Group(ordinals));
+    if (Status s = made->allocate(); !s.is_ok()) return s;
+    found = std::move(made);
+  }
+  *group = found.get();
+  return Status::ok();
+}
+
+Status Group::allocate() {
+  const RelaxedCapture relaxed;
+  for (const int device : ordinals_) {
+    for (const int peer : ordinals_) {
+      if (device == peer) continue;
+      if (Status s = check_access(device, peer); !s.is_ok()) return s;
+      const CurrentDevice current(device);
+      if (Status s = enable_access(peer); !s.is_ok()) return s;
+    }
+  }
+  const auto size = static_cast<size_t>(workspace_bytes(static_cast<int64_t>(ordinals_.size())));
+  for (size_t rank = 0; rank < ordinals_.size(); ++rank) {
+    const CurrentDevice current(ordinals_[rank]);
+    void* memory = nullptr;
+    if (Status s = cuda_status(cudaMalloc(&memory, size), "cudaMalloc"); !s.is_ok()) return s;
+    workspaces_[rank] = static_cast<char*>(memory);
+    // Slots are read after they have been written only.
+    if (Status s = cuda_status(cudaMemset(memory, 0, sizeof(Header)), "cudaMemset"); !s.is_ok()) return s;
+    if (Status s = cuda_status(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize"); !s.is_ok()) return s;
+  }
+  void* failure = nullptr;
+  const cudaError_t error = cudaHostAlloc(&failure, sizeof(uint32_t), cudaHostAllocPortable | cudaHostAllocMapped);
+  if (Status s = cuda_status(error, "cudaHostAlloc"); !s.is_ok()) return s;
+  failure_ = static_cast<uint32_t*>(failure);
+  *failure_ = static_cast<uint32_t>(Failure::kNone);
+  return Status::ok();
+}
+
+int Group::rank_of(int ordinal) const {
+  const auto found = std::find(ordinals_.begin(), ordinals_.end(), ordinal);
+  return found == ordinals_.end() ? -1 : static_cast<int>(found - ordinals_.begin());
+}
+
+Status Group::status() const {
+  switch (static_cast<Failure>(*static_cast<volatile const uint32_t*>(failure_))) {
+    case Failure::kNone: return Status::ok();
+    case Failure::kTimeout:
+      return Status::internal("a device waited for another one for over " + std::to_string(kTimeoutNs / 1'000'000'000) +
+                              " seconds, and its results are NaN; start the process again");
+    case Failure::kOtherCall: break;
+  }
+  return Status::internal(
+      "devices ran programs in different orders, and results of one of them are NaN; call programs that share devices "
+      "from one thread, and start the process again");
+}
+
+Call::Call(int64_t num_devices)
+    : num_devices_(static_cast<size_t>(num_devices)), number_([] {
+        static std::atomic<uint32_t> count{0};
+        return ++count & ((1u << kCallBits) - 1);
+      }()) {}
+
+const Group* Call::group() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return group_;
+}
+
+Status Call::meet(int ordinal, std::unique_lock<std::mutex>* lock) {
+  if (std::find(arrived_.begin(), arrived_.end(), ordinal) == arrived_.end()) arrived_.push_back(ordinal);
+  if (arrived_.size() == num_devices_) {
+    std::sort(arrived_.begin(), arrived_.end());
+    status_ = Group::find(arrived_, &group_);
+    has_changed_.notify_all();
+    return status_;
+  }
+  const auto is_decided = [&] { return group_ != nullptr || !status_.is_ok(); };
+  if (has_changed_.wait_for(*lock, kMeetingTime, is_decided)) return status_;
+  return Status::internal(std::to_string(arrived_.size()) + " of " + std::to_string(num_devices_) +
+                          " devices began the program within " + std::to_string(kMeetingTime.count()) + " seconds");
+}
+
+Status Call::begin(int ordinal, int64_t run) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (group_ == nullptr) {
+    if (Status s = meet(ordinal, &lock); !s.is_ok()) return s;
+  }
+  if (group_->rank_of(ordinal) < 0) {
+    return Status::internal("the program ran on other devices before, got device " + std::to_string(ordinal));
+  }
+  const auto index = static_cast<size_t>(num_run_[ordinal]++ - num_dropped_);
+  if (index == runs_.size()) {
+    runs_.push_back(run);
+  } else if (runs_[index] != run) {
+    group_->fail(Failure::kOtherCall);
+  }
+  const auto is_behind = [&](const auto& entry) { return entry.second <= num_dropped_; };
+  const bool are_all_here = num_run_.size() == num_devices_;
+  if (are_all_here && std::none_of(num_run_.begin(), num_run_.end(), is_behind)) {
+    runs_.pop_front();
+    ++num_dropped_;
+  }
+  return group_->status();
+}
+
+Status check_peer_access() {
+  int count = 0;
+  if (Status s = cuda_status(cudaGetDeviceCount(&count), "cudaGetDeviceCount"); !s.is_ok()) return s;
+  for (int device = 0; device < count; ++device) {
+    for (int peer = 0; peer < count; ++peer) {
+      if (device == peer) continue;
+      if (Status s = check_access(device, peer); !s.is_ok()) return s;
+    }
+  }
+  return Status::ok();
+}
+
+}  // namespace tcgemm::all_reduce

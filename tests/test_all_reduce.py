@@ -1,0 +1,168 @@
+"""`all_reduce` on CPU devices, and what its programs for GPUs contain."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from test_sharding import assert_close, mesh_of, normal
+
+import jax_tcgemm
+
+DEVICES = 4
+CUSTOM_CALL = "@tcgemm_all_reduce"
+CHECKS = pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "no vma"])
+
+
+def over(f, in_specs=None, check_vma=True, sizes=(DEVICES,), axes=("x",)):
+    """A function of arrays that are sharded over CPU devices, whose result every device has."""
+    mesh = mesh_of(AxisType.Auto, sizes, axes)
+    specs = {"in_specs": in_specs or P("x"), "out_specs": P()}
+    return jax.shard_map(f, mesh=mesh, **specs, check_vma=check_vma)
+
+
+def summing(axis="x", **how):
+    return lambda x: jax_tcgemm.all_reduce(x, axis, **how)
+
+
+def for_cuda(f, *args):
+    """The program that a GPU would run, as text."""
+    return jax.jit(f).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def explained(f, *args):
+    (call,) = jax_tcgemm.explain(f, *args, platform="cuda")
+    return call
+
+
+@CHECKS
+@pytest.mark.parametrize("run", [jax.jit, lambda f: f], ids=["jit", "eager"])
+def test_sums(run, check_vma):
+    x = normal(DEVICES, 5, 7, seed=0)
+    got = run(over(summing(), check_vma=check_vma))(x)
+    assert_close(got, x.astype(np.float64).sum(0, keepdims=True))
+
+
+def test_sums_over_several_axes():
+    x = normal(4, 6, seed=0)
+    f = over(summing(("x", "y")), P(("x", "y")), sizes=(2, 2), axes=("x", "y"))
+    assert_close(jax.jit(f)(x), x.astype(np.float64).sum(0, keepdims=True))
+
+
+@CHECKS
+def test_gradients_are_those_of_psum(check_vma):
+    x, dx = normal(DEVICES, 9, seed=0), normal(DEVICES, 9, seed=1)
+
+    def loss(f):
+        return lambda x: jnp.sum(jnp.sin(over(f, check_vma=check_vma)(x)))
+
+    ours, peer = loss(summing()), loss(lambda x: lax.psum(x, "x"))
+    assert_close(jax.jit(jax.grad(ours))(x), jax.grad(peer)(x))
+    assert_close(jax.jvp(ours, (x,), (dx,)), jax.jvp(peer, (x,), (dx,)))
+    second = [jax.jvp(jax.grad(f), (x,), (dx,)) for f in (ours, peer)]
+    assert_close(*second)
+
+
+def test_batches():
+    x = normal(3, DEVICES, 5, seed=0)
+    f = jax.vmap(over(summing()))
+    assert_close(jax.jit(f)(x), x.astype(np.float64).sum(1, keepdims=True))
+    inside = over(jax.vmap(summing()), P(None, "x"))
+    assert_close(jax.jit(inside)(x), x.astype(np.float64).sum(1, keepdims=True))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_small_arrays_are_summed_by_the_kernel(dtype):
+    x = jnp.ones((DEVICES, 8), dtype)
+    f = over(summing())
+    assert CUSTOM_CALL in for_cuda(f, x)
+    call = explained(f, x)
+    assert call.implementation == "peer_memory"
+    assert (call.problem.elements, call.problem.devices) == (8, DEVICES)
+
+
+@pytest.mark.parametrize(
+    ("how", "shape", "dtype", "why"),
+    [
+        ({"sizes": (2, 2), "axes": ("x", "y")}, (2, 8), "float32", "over all devices of a mesh"),
+        ({}, (DEVICES, 8), "int32", "arrays of int32 are XLA's"),
+        ({}, (DEVICES, 1 << 20), "float32", "at most 2796192 bytes, got 4194304"),
+    ],
+    ids=["one of two axes", "integers", "a large array"],
+)
+def test_other_sums_are_those_of_xla(how, shape, dtype, why):
+    x = jax.ShapeDtypeStruct(shape, dtype)
+    f = over(summing(), **how)
+    assert CUSTOM_CALL not in for_cuda(f, x)
+    call = explained(f, x)
+    assert call.implementation == "xla"
+    assert why in "; ".join((call.why, *call.rejected.values()))
+
+
+def test_several_processes_sum_by_xla(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    call = explained(over(summing()), jnp.ones((DEVICES, 8)))
+    assert call.implementation == "xla"
+    assert "several processes" in call.why
+
+
+def test_exported_programs_sum_by_xla():
+    exported = jax.export.export(jax.jit(over(summing())), platforms=["cuda"])
+    text = exported(jnp.ones((DEVICES, 8))).mlir_module()
+    assert CUSTOM_CALL not in text
+    assert "stablehlo.all_reduce" in text
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Explicit], ids=str)
+def test_sharded_products_sum_by_the_kernel(axis_type):
+    mesh = mesh_of(axis_type, (DEVICES,), ("x",))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(normal(8, 64, seed=0), NamedSharding(mesh, P(None, "x")))
+        w = jax.device_put(normal(64, 16, seed=1), NamedSharding(mesh, P("x")))
+        f = functools.partial(jax_tcgemm.matmul, out_sharding=P(), implementation="wgmma")
+        assert for_cuda(f, x, w).count(f"custom_call {CUSTOM_CALL}") == 1
+        got = jax.jit(functools.partial(jax_tcgemm.matmul, out_sharding=P()))(x, w)
+    assert_close(got, np.asarray(x, np.float64) @ np.asarray(w, np.float64))
+
+
+@CHECKS
+def test_accelerate_sums_by_the_kernel(check_vma):
+    x, w = normal(8, 64, seed=0), normal(64, 16, seed=1)
+
+    def layer(sum_over_devices, x, w):
+        # The second sum is of integers, which stay.
+        count = sum_over_devices(jnp.ones((), jnp.int32))
+        return sum_over_devices(jnp.tanh(x @ w)) / count
+
+    def f(sum_over_devices):
+        specs = {"in_specs": (P(None, "x"), P("x")), "check_vma": check_vma}
+        return over(functools.partial(layer, sum_over_devices), **specs)
+
+    written = f(lambda y: lax.psum(y, "x"))
+    fast = jax_tcgemm.accelerate(written)
+    assert_close(jax.jit(fast)(x, w), written(x, w))
+    text = for_cuda(fast, x, w)
+    assert text.count(f"custom_call {CUSTOM_CALL}") == 1
+    assert text.count('"stablehlo.all_reduce"') == 1
+    assert [c.implementation for c in jax_tcgemm.explain(fast, x, w, platform="cuda")][-1:] == [
+        "peer_memory"
+    ]
+
+
+def test_refusals():
+    x = jnp.ones((DEVICES, 8))
+    with pytest.raises(ValueError, match="all_reduce: axis_name must be a mesh axis that is man"):
+        jax_tcgemm.all_reduce(x, "x")
+    with pytest.raises(ValueError, match="all_reduce: implementation must be one of peer_memory"):
+        over(summing(implementation="ring"))(x)
+    with pytest.raises(ValueError, match="peer_memory cannot run this: it runs on cuda, not on c"):
+        jax.jit(over(summing(implementation="peer_memory")))(x)
+    large = jax.ShapeDtypeStruct((DEVICES, 1 << 20), np.float32)
+    with pytest.raises(ValueError, match="the array must have at most 2796192 bytes, got 4194304"):
+        explained(over(summing(implementation="peer_memory")), large)
+    with pytest.raises(TypeError, match="all_reduce: x must be"):
+        over(lambda x: jax_tcgemm.all_reduce("x", "x"))(x)
