@@ -37,7 +37,7 @@ def run(machine, dtype, sizes, seed, offset=0, numbers=None, timeout_ns=2**62):
     for size in sizes:
         for arrays in (operands, results):
             for _ in range(devices):
-                # NaN around what a kernel may read and write; aligned to 256 bytes but for `offset`.
+                # NaN around what a kernel may access; aligned to 256 bytes but for `offset`.
                 memory = np.full(size * dtype_bytes + 1024, 0xFF, np.uint8)
                 begin = -memory.ctypes.data % 256 + 256 + offset * dtype_bytes
                 held = memory[begin : begin + size * dtype_bytes].view(DTYPES[dtype])
