@@ -159,6 +159,19 @@ def clipped_swiglu(gate, up, gate_bias, up_bias):
     return ((up + 1) * gate * jax.nn.sigmoid(SLOPE * gate)).astype(jnp.bfloat16)
 
 
+def top_experts(logits, count: int):
+    """Return the largest logits of each token and their experts, as `lax.top_k` does.
+
+    Comparisons of all pairs of experts are two kernels, where XLA sorts by four.
+    """
+    expert = jnp.arange(logits.shape[-1])
+    own, other = logits[..., None], logits[:, None]
+    is_before = (other > own) | ((other == own) & (expert < expert[:, None]))
+    is_chosen = jnp.sum(is_before, -1)[:, None] == jnp.arange(count)[:, None]
+    chosen = jnp.sum(jnp.where(is_chosen, logits[:, None], 0), -1)
+    return chosen, jnp.sum(jnp.where(is_chosen, expert, 0), -1)
+
+
 def sort_by_expert(experts, num_experts: int):
     """Sort pairs of a token and an expert by expert, in a stable order.
 
@@ -183,7 +196,7 @@ def sort_by_expert(experts, num_experts: int):
 def mixture(size: Size, x, layer):
     """Sum of the chosen experts' outputs, weighted by the router."""
     logits = jax_tcgemm.linear(x, *layer["router"], preferred_element_type=jnp.float32)
-    chosen, experts = lax.top_k(logits, EXPERTS_PER_TOKEN)
+    chosen, experts = top_experts(logits, EXPERTS_PER_TOKEN)
     weights = jax.nn.softmax(chosen)
 
     # One row for each pair of a token and one of its experts, sorted by expert.

@@ -58,6 +58,13 @@ def test_a_mixture_is_that_of_one_token_and_one_expert_at_a_time(example):
     np.testing.assert_allclose(np.float64(got), expected, rtol=2e-2, atol=0.1)
 
 
+def test_top_experts_are_those_of_top_k(example):
+    # Few values, so that many logits are equal.
+    logits = jnp.asarray(np.random.default_rng(0).integers(0, 4, (6, 16)), jnp.float32)
+    for got, expected in zip(example.top_experts(logits, 5), jax.lax.top_k(logits, 5), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
 def test_gate_and_up_are_columns_by_turns(example):
     assert example.separated(jnp.arange(6)).tolist() == [[0, 2, 4], [1, 3, 5]]
 

@@ -53,6 +53,12 @@ __device__ __forceinline__ void ld_relaxed_sys_v4_u32(uint32_t (&r)[4], const vo
                : "memory");
 }
 
+__device__ __forceinline__ uint64_t ld_relaxed_sys_u64(const uint64_t* address) {
+  uint64_t x;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(x) : "l"(address) : "memory");
+  return x;
+}
+
 __device__ __forceinline__ void st_release_sys_u64(uint64_t* address, uint64_t x) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(x) : "memory");
 }

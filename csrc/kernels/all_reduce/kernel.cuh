@@ -101,7 +101,8 @@ __device__ __forceinline__ void reduce_lane(const Params& p, int lane) {
   const Workspace<kDevices> own{p.workspaces[p.rank]};
   ptx::wait_for_previous();
   uint64_t* const turns = &own.header()->turns[lane];
-  const uint64_t turn = ptx::ld_acquire_sys_u64(turns) + 1;
+  // Relaxed: loads of the array need not wait for this one.
+  const uint64_t turn = ptx::ld_relaxed_sys_u64(turns) + 1;
   const int parity = static_cast<int>(turn & 1);  // mutant: one_set_of_slots
   for (int64_t i = first; i < num_vectors; i += kStep) {
     Vector<T> x = load_vector<T>(p, i);
