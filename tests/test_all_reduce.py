@@ -153,10 +153,40 @@ def test_accelerate_sums_by_the_kernel(check_vma):
     ]
 
 
+def test_gradients_of_weights_are_summed_by_xla():
+    """XLA combines these sums, one for each weight, and nothing waits for them."""
+    mesh = mesh_of(AxisType.Explicit, (DEVICES,), ("x",))
+
+    def loss(w, x):
+        return jnp.sum(jnp.sin(jax_tcgemm.matmul(x, w, implementation="wgmma")))
+
+    with jax.set_mesh(mesh):
+        x = jax.device_put(normal(64, 16, seed=0), NamedSharding(mesh, P("x")))
+        w = jax.device_put(normal(16, 8, seed=1), NamedSharding(mesh, P()))
+        text = for_cuda(jax.grad(loss), w, x)
+    assert "@tcgemm_gemm" in text
+    assert CUSTOM_CALL not in text
+    assert '"stablehlo.all_reduce"' in text
+
+
+def test_accelerate_leaves_sums_of_gradients_to_xla():
+    x, w = normal(8, 16, seed=0), normal(16, 8, seed=1)
+
+    def gradient(x, w):
+        return lax.psum(jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w)))(w), "x")
+
+    f = over(gradient, (P("x"), P()), check_vma=False)
+    text = for_cuda(jax_tcgemm.accelerate(f), x, w)
+    assert CUSTOM_CALL not in text
+    assert text.count('"stablehlo.all_reduce"') == 1
+
+
 def test_refusals():
     x = jnp.ones((DEVICES, 8))
     with pytest.raises(ValueError, match="all_reduce: axis_name must be a mesh axis that is man"):
         jax_tcgemm.all_reduce(x, "x")
+    with pytest.raises(ValueError, match="all_reduce: axis_name must be a mesh axis that is man"):
+        jax.vmap(summing(), axis_name="x")(x)
     with pytest.raises(ValueError, match="all_reduce: implementation must be one of peer_memory"):
         over(summing(implementation="ring"))(x)
     with pytest.raises(ValueError, match="peer_memory cannot run this: it runs on cuda, not on c"):

@@ -277,14 +277,18 @@ def weakened(x: jax.Array) -> jax.Array:
 
 def check_manual(op: str, name: str, axes) -> None:
     """Raise ValueError unless `axes` is a mesh axis that is manual here, or several."""
+    names = axes if isinstance(axes, tuple) else (axes,)
     try:
-        hash(axes)
         lax.axis_size(axes)
+        # An axis of jax.vmap has a size, too.
+        is_manual = {*names} <= {*jax.sharding.get_abstract_mesh().axis_names}
     except (NameError, TypeError, ValueError):
+        is_manual = False
+    if not is_manual:
         raise ValueError(
             f"{op}: {name} must be a mesh axis that is manual here, got {name}={axes!r}; call it "
             "inside jax.shard_map"
-        ) from None
+        )
 
 
 def canonical_sharding(op: str, sharding, ndim: int) -> NamedSharding | None:

@@ -75,14 +75,25 @@ class Layout:
                 x = lax.select(index < self.extents[name], x, lax.full_like(x, 0))
         return x
 
-    def reduce(self, addend: jax.Array, names: Names) -> jax.Array:
-        """Return the sum of all devices' addends, or this device's shard of the sum."""
+    def reduce(self, addend: jax.Array, names: Names, *, at_once: bool) -> jax.Array:
+        """Return the sum of all devices' addends, or this device's shard of the sum.
+
+        Args:
+          addend: this device's addend.
+          names: names of its dimensions.
+          at_once: whether what follows waits for the sum. XLA combines other sums into one, and
+            computes them while it computes other things.
+        """
         rest = [axis for axis in self.reduced if axis not in self.unreduced]
         for dim, name in enumerate(names):
             if axes := self.scattered.get(name):
                 addend = lax.psum_scatter(addend, axes, scatter_dimension=dim, tiled=True)
                 rest = [axis for axis in rest if axis not in axes]
-        return all_reduce(addend, tuple(rest), self.axis_sizes) if rest else addend
+        if not rest:
+            return addend
+        if at_once:
+            return all_reduce(addend, tuple(rest), self.axis_sizes)
+        return lax.psum(addend, tuple(rest))
 
     def sum_over(self, x: jax.Array, names: Iterable[str]) -> jax.Array:
         """Return the sum over the devices that hold other shards of these dimensions."""

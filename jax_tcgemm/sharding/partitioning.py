@@ -114,6 +114,14 @@ class Division:
         """Return the partition spec of each result in a layout."""
         return tuple(layout.spec(names, summed=True) for names in self.results)
 
+    def sums_rows(self, layout: Layout) -> bool:
+        """Return whether sharded contracted dimensions are rows of all operands.
+
+        Such a product is the gradient of a weight, which is summed over tokens.
+        """
+        last = {names[-1] for names in self.operands if names}
+        return not any(layout.divided.get(name) for name in self.contracted if name in last)
+
     @_promotion()
     def on_device(self, layout: Layout, *shards: jax.Array) -> tuple[jax.Array, ...]:
         """Compute the results of one device's shards: product, reduction over devices, epilogue."""
@@ -127,8 +135,9 @@ class Division:
         else:
             factors = [x for i, x in enumerate(shards) if i not in self.epilogue]
             addends = (self.product or call)(*factors)
+            at_once = not self.sums_rows(layout)
             accumulators = tuple(
-                layout.reduce(x, names)
+                layout.reduce(x, names, at_once=at_once)
                 for x, names in zip(addends, self.addends or self.results, strict=True)
             )
             results = self.finish(accumulators, *(shards[i] for i in self.epilogue))

@@ -78,7 +78,10 @@ Status Group::allocate() {
   for (size_t rank = 0; rank < ordinals_.size(); ++rank) {
     const CurrentDevice current(ordinals_[rank]);
     void* memory = nullptr;
-    if (Status s = cuda_status(cudaMalloc(&memory, size), "cudaMalloc"); !s.is_ok()) return s;
+    if (Status s = cuda_status(cudaMalloc(&memory, size), "cudaMalloc"); !s.is_ok()) {
+      return Status::internal(s.message + "; leave " + std::to_string(size) +
+                              " bytes outside of JAX's pool of memory (XLA_PYTHON_CLIENT_MEM_FRACTION)");
+    }
     workspaces_[rank] = static_cast<char*>(memory);
     // Slots are read after they have been written only.
     if (Status s = cuda_status(cudaMemset(memory, 0, sizeof(Header)), "cudaMemset"); !s.is_ok()) return s;
