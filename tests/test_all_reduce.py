@@ -1,5 +1,6 @@
 """`all_reduce` on CPU devices, and what its programs for GPUs contain."""
 
+import contextlib
 import functools
 
 import jax
@@ -12,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from test_sharding import assert_close, mesh_of, normal
 
 import jax_tcgemm
+from jax_tcgemm.system.jax_internals import jaxprs
 
 DEVICES = 4
 CUSTOM_CALL = "@tcgemm_all_reduce"
@@ -21,7 +23,7 @@ CHECKS = pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "no vma
 def over(f, in_specs=None, check_vma=True, sizes=(DEVICES,), axes=("x",)):
     """A function of arrays that are sharded over CPU devices, whose result every device has."""
     mesh = mesh_of(AxisType.Auto, sizes, axes)
-    specs = {"in_specs": in_specs or P("x"), "out_specs": P()}
+    specs = {"in_specs": P("x") if in_specs is None else in_specs, "out_specs": P()}
     return jax.shard_map(f, mesh=mesh, **specs, check_vma=check_vma)
 
 
@@ -88,8 +90,13 @@ def test_small_arrays_are_summed_by_the_kernel(dtype):
 @pytest.mark.parametrize(
     ("how", "shape", "dtype", "why"),
     [
-        ({"sizes": (2, 2), "axes": ("x", "y")}, (2, 8), "float32", "over all devices of a mesh"),
-        ({}, (DEVICES, 8), "int32", "arrays of int32 are XLA's"),
+        (
+            {"sizes": (2, 2), "axes": ("x", "y")},
+            (2, 8),
+            "float32",
+            "the axes must cover all devices of the mesh",
+        ),
+        ({}, (DEVICES, 8), "int32", "the dtype must be float16, bfloat16 or float32, got int32"),
         ({}, (DEVICES, 1 << 20), "float32", "at most 2796192 bytes, got 4194304"),
     ],
     ids=["one of two axes", "integers", "a large array"],
@@ -167,6 +174,48 @@ def test_gradients_of_weights_are_summed_by_xla():
     assert "@tcgemm_gemm" in text
     assert CUSTOM_CALL not in text
     assert '"stablehlo.all_reduce"' in text
+
+
+LAYERS = {
+    "a product": lambda x, w: x @ w,
+    "an einsum": lambda x, w: jnp.einsum("mk,kn->nm", x, w),
+    "a jitted function": lambda x, w: jax.jit(lambda x, w: jnp.tanh(x @ w))(x, w),
+    "a rematerialized function": lambda x, w: jax.checkpoint(lambda x, w: (x @ w) * 2)(x, w),
+    "a fused layer": lambda x, w: jax_tcgemm.linear(x, w, activation="silu"),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("with_mesh", [False, True], ids=["no mesh", "set_mesh"])
+def test_accelerate_finds_sums_of_layers(layer, with_mesh):
+    jaxprs._sums_over_axes.cache_clear()
+    x, w = normal(8, 64, seed=0), normal(64, 16, seed=1)
+    f = over(lambda x, w: lax.psum(LAYERS[layer](x, w), "x"), (P(None, "x"), P("x")))
+    mesh = mesh_of(AxisType.Auto, (DEVICES,), ("x",))
+    with jax.set_mesh(mesh) if with_mesh else contextlib.nullcontext():
+        assert for_cuda(jax_tcgemm.accelerate(f), x, w).count(f"custom_call {CUSTOM_CALL}") == 1
+
+
+def test_an_axis_of_vmap_hides_a_mesh_axis():
+    x = normal(3, 5, seed=0)
+
+    def both(f):
+        inside = jax.vmap(f, axis_name="x", out_axes=None)
+        return over(inside, P(), check_vma=False)(x)
+
+    assert_close(both(summing()), both(lambda x: lax.psum(x, "x")))
+
+
+def test_transposes_are_those_of_psum():
+    x = normal(4, 5, seed=0)
+
+    def transposed(f):
+        def run(ct):
+            return jax.linear_transpose(f, ct)(ct)[0]
+
+        return over(run, P("x"), check_vma=False)(x)
+
+    assert_close(transposed(summing()), transposed(lambda x: lax.psum(x, "x")))
 
 
 def test_accelerate_leaves_sums_of_gradients_to_xla():

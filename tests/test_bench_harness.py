@@ -178,6 +178,9 @@ def test_functions_are_measured_beside_the_product_alone():
     assert "auto : product | bare : product |" in section
 
 
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 11), reason="jax.nn.scaled_matmul of this JAX runs on GPUs alone"
+)
 def test_scaled_products_are_measured_beside_those_of_xla():
     runner = measure(suites.load_suite("smoke_scaled").cases)
     assert not runner.wrong

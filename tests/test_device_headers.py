@@ -31,6 +31,7 @@ def test_kernels_ship():
             "quantize/tile_kernel",
             "split/kernel",
             "rows/kernel",
+            "all_reduce/kernel",
             "pointers/kernel",
             "tensor/transposition_kernel",
             "common/operand_copy_kernel",

@@ -10,7 +10,8 @@ CSRC = Path(__file__).resolve().parents[1] / "csrc"
 KERNELS = tuple(
     f"kernels/{x}"
     for x in (
-        *("batched", "mma_sync", "packed", "quantize", "rows", "simt", "split", "tensor"),
+        *("all_reduce", "batched", "mma_sync", "packed", "quantize", "rows", "simt", "split"),
+        "tensor",
         *("wgmma", "wmma"),
     )
 )

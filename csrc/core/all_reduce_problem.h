@@ -12,7 +12,7 @@
 namespace tcgemm {
 
 namespace all_reduce {
-class Call;
+class CallState;
 }
 
 struct AllReduceProblem {
@@ -43,7 +43,7 @@ struct AllReduceBuffers {
   void* d = nullptr;
   void* workspace = nullptr;
   int64_t workspace_bytes = 0;
-  const all_reduce::Call* call = nullptr;
+  const all_reduce::CallState* state = nullptr;
 };
 
 // The arrays of a call: a -> d.

@@ -191,13 +191,14 @@ xla::ffi::Error run_call_checked(const ImplementationsOf<Problem, Buffers>& impl
 }
 
 // Runs one call. Never throws: every failure is an ffi::Error, InvalidArgument for anything a malformed program can
-// cause. No operand is read here. `known` has what is known of the call besides its buffers.
+// cause. No operand is read here. `initial` may have more than the addresses of
+// the call's buffers, which are added.
 template <typename Problem, typename Buffers>
 xla::ffi::Error run_call(const ImplementationsOf<Problem, Buffers>& implementations, const Device& device, void* stream,
                          const xla::ffi::Dictionary& attributes, const xla::ffi::RemainingArgs& operands,
-                         const xla::ffi::RemainingRets& results, const Buffers& known = {}) {
+                         const xla::ffi::RemainingRets& results, const Buffers& initial = {}) {
   return without_exceptions(
-      [&] { return run_call_checked(implementations, device, stream, attributes, operands, results, known); });
+      [&] { return run_call_checked(implementations, device, stream, attributes, operands, results, initial); });
 }
 
 }  // namespace tcgemm

@@ -108,38 +108,45 @@ struct AllReduceState {
 
   explicit AllReduceState(int64_t num_devices) : call(num_devices) {}
 
-  all_reduce::Call call;
+  all_reduce::CallState call;
 };
 ffi::TypeId AllReduceState::id{};
 
 ffi::ErrorOr<std::unique_ptr<AllReduceState>> all_reduce_instantiate(ffi::Dictionary attributes) {
-  const auto devices = attributes.get<int64_t>("devices");
-  if (devices.has_error() || *devices < 1) {
-    return ffi::Unexpected(invalid("all_reduce: devices must be a positive 64-bit integer"));
+  try {
+    const auto devices = attributes.get<int64_t>("devices");
+    if (devices.has_error() || *devices < 1) {
+      return ffi::Unexpected(invalid("all_reduce: devices must be a positive 64-bit integer"));
+    }
+    return std::make_unique<AllReduceState>(*devices);
+  } catch (const std::exception& error) {
+    return ffi::Unexpected(ffi::Error::Internal(std::string("jax_tcgemm: ") + error.what()));
   }
-  return std::make_unique<AllReduceState>(*devices);
 }
 
 XLA_FFI_DEFINE_HANDLER(all_reduce_instantiate_handler, all_reduce_instantiate,
                        ffi::Ffi::BindInstantiate().Attr<ffi::Dictionary>("all_reduce"));
 
-ffi::Error all_reduce_initialize(AllReduceState* state, ffi::RunId run) {
+ffi::Error all_reduce_initialize(cudaStream_t stream, AllReduceState* state, ffi::RunId run) {
   int ordinal = 0;
   Status status = cuda_status(cudaGetDevice(&ordinal), "cudaGetDevice");
-  if (status.is_ok()) status = state->call.begin(ordinal, run.run_id);
+  if (status.is_ok()) status = state->call.begin(ordinal, run.run_id, stream);
   return to_ffi_error("all_reduce", status);
 }
 
 XLA_FFI_DEFINE_HANDLER(all_reduce_initialize_handler, guarded(all_reduce_initialize),
-                       ffi::Ffi::BindInitialize().Ctx<ffi::State<AllReduceState>>().Ctx<ffi::RunId>());
+                       ffi::Ffi::BindInitialize()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Ctx<ffi::State<AllReduceState>>()
+                           .Ctx<ffi::RunId>());
 
 ffi::Error all_reduce_execute(cudaStream_t stream, AllReduceState* state, ffi::Dictionary attributes,
                               ffi::RemainingArgs operands, ffi::RemainingRets results) {
   Device device;
   if (Status s = current_device(&device); !s.is_ok()) return to_ffi_error("all_reduce", s);
-  AllReduceBuffers known;
-  known.call = &state->call;
-  return run_call(all_reduce_implementations(), device, stream, attributes, operands, results, known);
+  AllReduceBuffers initial;
+  initial.state = &state->call;
+  return run_call(all_reduce_implementations(), device, stream, attributes, operands, results, initial);
 }
 
 XLA_FFI_DEFINE_HANDLER(all_reduce_handler, all_reduce_execute,

@@ -46,6 +46,10 @@ __device__ __forceinline__ void st_relaxed_sys_v4_u32(void* address, const uint3
                : "memory");
 }
 
+__device__ __forceinline__ void st_relaxed_sys_u32(uint32_t* address, uint32_t x) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(address), "r"(x) : "memory");
+}
+
 __device__ __forceinline__ void ld_relaxed_sys_v4_u32(uint32_t (&r)[4], const void* address) {
   asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

@@ -3,22 +3,27 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from jax.extend import core
+from jax.extend.core.primitives import dot_general_p
 
 from jax_tcgemm.device import request
+from jax_tcgemm.epilogues.membership import is_elementwise
 from jax_tcgemm.passes.other_products import OPTIONS
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.all_reduce import product_of
+from jax_tcgemm.primitives.epilogue_product import epilogue_product_p
 from jax_tcgemm.selection.devices import target_device
 from jax_tcgemm.sharding.all_reduce import all_reduce_p, parameters
-from jax_tcgemm.system.jax_internals import has_plain_context, summed_axes
+from jax_tcgemm.system.jax_internals import as_jaxpr, has_plain_context, summed_axes
+
+# Primitives whose result has the elements of their operand.
+_RESHAPES = frozenset({"reshape", "transpose", "squeeze", "expand_dims", "slice"})
 
 
 def with_all_reduces(equations: Sequence[core.JaxprEqn], results) -> list[core.JaxprEqn]:
     """Return the equations, with all-reduces in place of sums that a kernel computes on a GPU.
 
-    These are sums of what is computed from products with a contracted dimension that is the last
-    one of an operand, as in a layer: the next layer waits for them. XLA combines other sums, such
-    as those of gradients, which no product waits for.
+    These are sums of products, and of elementwise functions of products, for which the next layer
+    waits. XLA combines the sums of weight gradients; see `Division.sums_rows`.
     """
     del results
     made_by = {x: eqn for eqn in equations for x in eqn.outvars}
@@ -40,22 +45,42 @@ def _as_all_reduce(eqn: core.JaxprEqn, made_by: Mapping) -> core.JaxprEqn:
 
 
 def _products(x, made_by: Mapping) -> Iterator[core.JaxprEqn]:
-    """Yield the products that a variable is computed from, without a sum or product between."""
+    """Yield the products that a variable is an elementwise function of, also in inner jaxprs."""
     left, seen = [x], set()
     while left:
         eqn = None if isinstance(x := left.pop(), core.Literal) else made_by.get(x)
         if eqn is None or id(eqn) in seen:
             continue
         seen.add(id(eqn))
-        if eqn.primitive is plain.dot_general_p:
+        if _is_product(eqn):
             yield eqn
-        elif not summed_axes(eqn) and eqn.primitive is not all_reduce_p:
+        elif inner := _inner(eqn):
+            of_inner = {x: e for e in inner.eqns for x in e.outvars}
+            yield from _products(inner.outvars[eqn.outvars.index(x)], of_inner)
+        elif eqn.primitive.name in _RESHAPES or is_elementwise(eqn, x.aval.shape):
             left.extend(eqn.invars)
 
 
+def _is_product(eqn: core.JaxprEqn) -> bool:
+    return eqn.primitive in (plain.dot_general_p, dot_general_p, epilogue_product_p)
+
+
+def _inner(eqn: core.JaxprEqn) -> core.Jaxpr | None:
+    """Return the only inner jaxpr of a call, such as of `jax.jit` or `jax.checkpoint`."""
+    inner = [jaxpr for x in eqn.params.values() if (jaxpr := as_jaxpr(x)) is not None]
+    is_call = len(inner) == 1 and len(inner[0].outvars) == len(eqn.outvars)
+    return inner[0] if is_call and not _is_loop(eqn) else None
+
+
+def _is_loop(eqn: core.JaxprEqn) -> bool:
+    return eqn.primitive.name in ("scan", "while", "cond")
+
+
 def _sums_rows(eqn: core.JaxprEqn) -> bool:
-    """Return whether no contracted dimension is the last one of an operand."""
-    (contracted, _) = eqn.params["dimension_numbers"]
-    return not any(
-        x.aval.ndim - 1 in axes for x, axes in zip(eqn.invars[:2], contracted, strict=True)
-    )
+    if eqn.primitive is epilogue_product_p:
+        return False
+    lhs, rhs = (x.aval for x in eqn.invars[:2])
+    permutation = eqn.params.get("permutation", tuple(range(eqn.outvars[0].aval.ndim)))
+    params = {"dimension_numbers": eqn.params["dimension_numbers"], "permutation": permutation}
+    division = plain.division_of(lhs, rhs, params)
+    return division.sums_rows(division.contracted)

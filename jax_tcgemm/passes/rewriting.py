@@ -47,6 +47,7 @@ from jax_tcgemm.system.jax_internals import (
     ragged_dot_general_p,
     rewrapped,
     scaled_matmul_p,
+    summed_axes,
     with_equations,
 )
 
@@ -123,7 +124,7 @@ class Rewriter:
     def _rewritten(self, program):
         jaxpr = as_jaxpr(program)
         inside = [self._with_inner(eqn) for eqn in jaxpr.eqns]
-        if not any(map(_is_product, inside)):
+        if not any(_is_product(eqn) or summed_axes(eqn) for eqn in inside):
             if all(x is y for x, y in zip(inside, jaxpr.eqns, strict=True)):
                 return program
             return with_equations(program, inside, jaxpr.outvars)

@@ -24,11 +24,11 @@ def product_of(x, *out_and_params) -> request.Request:
 
 def _problem(x, params) -> AllReduceProblem | str:
     if not params["covers_mesh"]:
-        return "kernels sum over all devices of a mesh, not over one of several axes"
+        return "the axes must cover all devices of the mesh"
     if jax.process_count() > 1:
         return "the devices belong to several processes"
     if (name := DTYPE_NAMES.get(np.dtype(x.dtype))) not in ("f16", "bf16", "f32"):
-        return f"arrays of {x.dtype} are XLA's"
+        return f"the dtype must be float16, bfloat16 or float32, got {x.dtype}"
     return AllReduceProblem(math.prod(x.shape), params["devices"], name)
 
 

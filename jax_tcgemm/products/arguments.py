@@ -281,7 +281,7 @@ def check_manual(op: str, name: str, axes) -> None:
     try:
         lax.axis_size(axes)
         # An axis of jax.vmap has a size, too.
-        is_manual = {*names} <= {*jax.sharding.get_abstract_mesh().axis_names}
+        is_manual = {*names} <= {*jax.sharding.get_abstract_mesh().manual_axes}
     except (NameError, TypeError, ValueError):
         is_manual = False
     if not is_manual:

@@ -4,14 +4,13 @@ This module is plain data and arithmetic on names, independent of how shardings 
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
-
-from jax_tcgemm.sharding.all_reduce import all_reduce, num_devices
 
 # The names of an array's dimensions, and for each dimension the mesh axes that shard it.
 Names = tuple[str, ...]
@@ -75,25 +74,20 @@ class Layout:
                 x = lax.select(index < self.extents[name], x, lax.full_like(x, 0))
         return x
 
-    def reduce(self, addend: jax.Array, names: Names, *, at_once: bool) -> jax.Array:
+    def reduce(self, addend: jax.Array, names: Names, psum: Callable) -> jax.Array:
         """Return the sum of all devices' addends, or this device's shard of the sum.
 
         Args:
           addend: this device's addend.
           names: names of its dimensions.
-          at_once: whether what follows waits for the sum. XLA combines other sums into one, and
-            computes them while it computes other things.
+          psum: function of an array and mesh axes that sums over their devices.
         """
         rest = [axis for axis in self.reduced if axis not in self.unreduced]
         for dim, name in enumerate(names):
             if axes := self.scattered.get(name):
                 addend = lax.psum_scatter(addend, axes, scatter_dimension=dim, tiled=True)
                 rest = [axis for axis in rest if axis not in axes]
-        if not rest:
-            return addend
-        if at_once:
-            return all_reduce(addend, tuple(rest), self.axis_sizes)
-        return lax.psum(addend, tuple(rest))
+        return psum(addend, tuple(rest)) if rest else addend
 
     def sum_over(self, x: jax.Array, names: Iterable[str]) -> jax.Array:
         """Return the sum over the devices that hold other shards of these dimensions."""
@@ -103,6 +97,11 @@ class Layout:
             for axis in self.divided.get(name, ()) + self.scattered.get(name, ())
         ]
         return lax.psum(x, tuple(axes)) if axes else x
+
+
+def num_devices(axes: Iterable[str], axis_sizes: Mapping[str, int]) -> int:
+    """Return the number of devices of mesh axes."""
+    return math.prod(axis_sizes[axis] for axis in axes)
 
 
 def _common(specs: Sequence[tuple[str, ...]]) -> tuple[str, ...]:

@@ -16,9 +16,10 @@ several devices.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import jax
+from jax import lax
 from jax.experimental.custom_partitioning import (
     ArrayMapping,
     SdyShardingRule,
@@ -27,6 +28,7 @@ from jax.experimental.custom_partitioning import (
 from jax.extend.lowering import LoweringRuleContext
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from jax_tcgemm.sharding.all_reduce import all_reduce
 from jax_tcgemm.sharding.layout import Layout, Names, canonical_spec, lay_out
 from jax_tcgemm.system import jax_internals
 from jax_tcgemm.system.jax_internals import mlir
@@ -114,13 +116,13 @@ class Division:
         """Return the partition spec of each result in a layout."""
         return tuple(layout.spec(names, summed=True) for names in self.results)
 
-    def sums_rows(self, layout: Layout) -> bool:
-        """Return whether sharded contracted dimensions are rows of all operands.
+    def sums_rows(self, contracted: Iterable[str]) -> bool:
+        """Return whether none of these contracted dimensions is the last one of an operand.
 
-        Such a product is the gradient of a weight, which is summed over tokens.
+        Such a product is the gradient of a weight, a sum over tokens. XLA combines the sums over
+        devices of several gradients, and nothing but the end of a step waits for them.
         """
-        last = {names[-1] for names in self.operands if names}
-        return not any(layout.divided.get(name) for name in self.contracted if name in last)
+        return not {names[-1] for names in self.operands if names}.intersection(contracted)
 
     @_promotion()
     def on_device(self, layout: Layout, *shards: jax.Array) -> tuple[jax.Array, ...]:
@@ -135,9 +137,11 @@ class Division:
         else:
             factors = [x for i, x in enumerate(shards) if i not in self.epilogue]
             addends = (self.product or call)(*factors)
-            at_once = not self.sums_rows(layout)
+            psum = lax.psum
+            if not self.sums_rows(name for name in self.contracted if layout.divided.get(name)):
+                psum = functools.partial(all_reduce, axis_sizes=layout.axis_sizes)
             accumulators = tuple(
-                layout.reduce(x, names, at_once=at_once)
+                layout.reduce(x, names, psum)
                 for x, names in zip(addends, self.addends or self.results, strict=True)
             )
             results = self.finish(accumulators, *(shards[i] for i in self.epilogue))

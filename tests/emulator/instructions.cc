@@ -112,21 +112,30 @@ uint32_t map_to_block(uint32_t address, uint32_t rank) {
 
 void write_remotely(std::function<void()> write) { current().remote_writes.issue(std::move(write)); }
 
-void store_flag(uint64_t* address, uint64_t value) {
-  for (const auto& thread : current().block->threads) thread->remote_writes.run_all();
+template <typename T>
+static void store_and_wake(T* address, T value) {
   write_remotely([=] {
     *address = value;
+    ++Machine::get().num_flag_stores;
     Machine::get().wake(Machine::get().flag_waiters);
   });
 }
 
-uint64_t load_flag(const uint64_t* address) {
+void store_flag(uint32_t* address, uint32_t value) { store_and_wake(address, value); }
+
+void release_flag(uint64_t* address, uint64_t value) {
+  for (const auto& thread : current().block->threads) thread->remote_writes.run_all();
+  store_and_wake(address, value);
+}
+
+uint64_t poll_flag(const uint64_t* address) {
   Thread& thread = current();
-  if (thread.polled == address && thread.polled_value == *address) {
-    Machine::get().wait(Machine::get().flag_waiters, "for a flag");
+  Machine& machine = Machine::get();
+  if (thread.polled == address && thread.polled_at == machine.num_flag_stores) {
+    machine.wait(machine.flag_waiters, "for a flag");
   }
   thread.polled = address;
-  thread.polled_value = *address;
+  thread.polled_at = machine.num_flag_stores;
   return *address;
 }
 

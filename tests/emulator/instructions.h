@@ -49,10 +49,11 @@ void mbarrier_complete(Block& block, uint32_t offset, uint32_t bytes);
 uint32_t map_to_block(uint32_t address, uint32_t rank);
 // At any time.
 void write_remotely(std::function<void()> write);
-// A store to global memory after all stores of the block to other devices, and a load that waits for any such store
-// where the thread has just loaded the same value from there.
-void store_flag(uint64_t* address, uint64_t value);
-uint64_t load_flag(const uint64_t* address);
+// Stores to global memory that other blocks wait for; a release follows all stores of the block to other devices.
+void store_flag(uint32_t* address, uint32_t value);
+void release_flag(uint64_t* address, uint64_t value);
+// A load that waits for any such store if the thread has just loaded from there.
+uint64_t poll_flag(const uint64_t* address);
 // 16 bytes, which a barrier of the same block counts.
 void store_async(uint32_t address, std::array<float, 4> values, uint32_t barrier);
 void cluster_arrive();

@@ -115,7 +115,7 @@ struct Thread {
   uint32_t cluster_phase = 0;
   int registers;
   const uint64_t* polled = nullptr;  // the flag that was loaded last
-  uint64_t polled_value = 0;
+  int64_t polled_at = 0;             // after so many stores of flags
 
   // wgmma
   int64_t num_issued = 0;
@@ -218,6 +218,7 @@ class Machine {
     Waiters waiters;
   } cluster_barrier;
   Waiters flag_waiters;  // for any flag in global memory
+  int64_t num_flag_stores = 0;
 
  private:
   friend struct AsyncQueue;

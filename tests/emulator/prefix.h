@@ -35,6 +35,11 @@ extern dim3 blockDim, gridDim;
 // Functions and intrinsics of the device -----------------------------------------------------------
 
 inline void __syncthreads() { emulator::sync_threads(); }
+inline unsigned atomicCAS(unsigned* address, unsigned expected, unsigned desired) {
+  const unsigned old = *address;
+  if (old == expected) *address = desired;
+  return old;
+}
 inline int __syncthreads_or(int vote) { return emulator::sync_threads_or(vote != 0); }
 inline void __syncwarp(unsigned mask = ~0u) {
   emulator::meet("__syncwarp", mask, nullptr, [](void**) {});

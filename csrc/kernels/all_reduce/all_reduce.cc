@@ -39,7 +39,7 @@ class PeerMemory final : public AllReduceImplementation {
 
   Status launch(const AllReduceProblem& p, const AllReduceBuffers& buffers, const Device& device, std::string_view,
                 void* stream) const override {
-    const Group* group = buffers.call == nullptr ? nullptr : buffers.call->group();
+    const Group* group = buffers.state == nullptr ? nullptr : buffers.state->group();
     if (group == nullptr) return Status::invalid("the program must be initialized before it is executed");
     if (Status s = group->status(); !s.is_ok()) return s;
     int ordinal = 0;
@@ -57,10 +57,11 @@ class PeerMemory final : public AllReduceImplementation {
     params.failure = group->failure();
     params.elements = p.elements;
     params.timeout_ns = kTimeoutNs;
-    params.call = buffers.call->number();
+    params.looks_per_check = kLooksPerCheck;
+    params.call_id = buffers.state->call_id();
     params.rank = rank;
     params.is_aligned = is_aligned(buffers.a, kVectorBytes) && is_aligned(buffers.d, kVectorBytes);
-    return launch_early("all-reduce kernel", *kernel, kLanes, kThreads, device.compute_capability >= 90,
+    return launch_early("all-reduce kernel", *kernel, kChannels, kThreads, device.compute_capability >= 90,
                         static_cast<cudaStream_t>(stream), params);
   }
 

@@ -1,11 +1,12 @@
 #include "kernels/all_reduce/group.h"
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -16,7 +17,7 @@ namespace tcgemm::all_reduce {
 namespace {
 
 // How long the devices of a program's first execution wait for each other.
-constexpr std::chrono::seconds kMeetingTime{60};
+constexpr std::chrono::milliseconds kMeetingTime{60'000};
 
 // Makes a device the calling thread's until the end of the block.
 class CurrentDevice {
@@ -95,70 +96,61 @@ Status Group::allocate() {
   return Status::ok();
 }
 
+Group::~Group() {
+  for (size_t rank = 0; rank < ordinals_.size(); ++rank) {
+    const CurrentDevice current(ordinals_[rank]);
+    cudaFree(workspaces_[rank]);
+  }
+  cudaFreeHost(failure_);
+}
+
 int Group::rank_of(int ordinal) const {
   const auto found = std::find(ordinals_.begin(), ordinals_.end(), ordinal);
   return found == ordinals_.end() ? -1 : static_cast<int>(found - ordinals_.begin());
 }
 
+Status Group::begin(int ordinal, int64_t run, cudaStream_t stream) const {
+  if (Status s = status(); !s.is_ok()) return s;
+  const int rank = rank_of(ordinal);
+  if (rank < 0) {
+    return Status::internal("the program ran on other devices before, got device " + std::to_string(ordinal));
+  }
+  // One execution may have many calls.
+  if (runs_[rank].exchange(run) == run) return Status::ok();
+  const RelaxedCapture relaxed;
+  const auto number = static_cast<uint32_t>(run);
+  char* const address = workspaces_[rank] + offsetof(Header, state) + offsetof(State, run);
+  return cuda_status(cudaMemcpyAsync(address, &number, sizeof(number), cudaMemcpyHostToDevice, stream),
+                     "cudaMemcpyAsync");
+}
+
 Status Group::status() const {
+  const std::string restart = "; results are NaN; start the process again";
   switch (static_cast<Failure>(*static_cast<volatile const uint32_t*>(failure_))) {
     case Failure::kNone: return Status::ok();
     case Failure::kTimeout:
       return Status::internal("a device waited for another one for over " + std::to_string(kTimeoutNs / 1'000'000'000) +
-                              " seconds, and its results are NaN; start the process again");
-    case Failure::kOtherCall: break;
+                              " seconds" + restart);
+    case Failure::kOtherCall:
+      return Status::internal(
+          "devices ran programs in different orders, or one of them did not run a program that others ran; call "
+          "programs that share devices from one thread" +
+          restart);
+    case Failure::kConcurrent: break;
   }
-  return Status::internal(
-      "devices ran programs in different orders, and results of one of them are NaN; call programs that share devices "
-      "from one thread, and start the process again");
+  return Status::internal("a device ran two sums over devices at the same time, on two streams" + restart);
 }
 
-Call::Call(int64_t num_devices)
-    : num_devices_(static_cast<size_t>(num_devices)), number_([] {
+CallState::CallState(int64_t num_devices)
+    : devices_(static_cast<size_t>(num_devices), kMeetingTime), call_id_([] {
         static std::atomic<uint32_t> count{0};
-        return ++count & ((1u << kCallBits) - 1);
+        return ++count;
       }()) {}
 
-const Group* Call::group() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return group_;
-}
-
-Status Call::meet(int ordinal, std::unique_lock<std::mutex>* lock) {
-  if (std::find(arrived_.begin(), arrived_.end(), ordinal) == arrived_.end()) arrived_.push_back(ordinal);
-  if (arrived_.size() == num_devices_) {
-    std::sort(arrived_.begin(), arrived_.end());
-    status_ = Group::find(arrived_, &group_);
-    has_changed_.notify_all();
-    return status_;
-  }
-  const auto is_decided = [&] { return group_ != nullptr || !status_.is_ok(); };
-  if (has_changed_.wait_for(*lock, kMeetingTime, is_decided)) return status_;
-  return Status::internal(std::to_string(arrived_.size()) + " of " + std::to_string(num_devices_) +
-                          " devices began the program within " + std::to_string(kMeetingTime.count()) + " seconds");
-}
-
-Status Call::begin(int ordinal, int64_t run) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (group_ == nullptr) {
-    if (Status s = meet(ordinal, &lock); !s.is_ok()) return s;
-  }
-  if (group_->rank_of(ordinal) < 0) {
-    return Status::internal("the program ran on other devices before, got device " + std::to_string(ordinal));
-  }
-  const auto index = static_cast<size_t>(num_run_[ordinal]++ - num_dropped_);
-  if (index == runs_.size()) {
-    runs_.push_back(run);
-  } else if (runs_[index] != run) {
-    group_->fail(Failure::kOtherCall);
-  }
-  const auto is_behind = [&](const auto& entry) { return entry.second <= num_dropped_; };
-  const bool are_all_here = num_run_.size() == num_devices_;
-  if (are_all_here && std::none_of(num_run_.begin(), num_run_.end(), is_behind)) {
-    runs_.pop_front();
-    ++num_dropped_;
-  }
-  return group_->status();
+Status CallState::begin(int ordinal, int64_t run, cudaStream_t stream) {
+  const Group* group = nullptr;
+  if (Status s = devices_.meet(ordinal, &Group::find, &group); !s.is_ok()) return s;
+  return group->begin(ordinal, run, stream);
 }
 
 Status check_peer_access() {

@@ -1,16 +1,17 @@
 // Devices of one process that reach each other's memory, and what a call of a program knows of them.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include <array>
-#include <condition_variable>
+#include <atomic>
 #include <cstdint>
-#include <deque>
-#include <map>
-#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "core/implementation.h"
 #include "kernels/all_reduce/params.cuh"
+#include "kernels/all_reduce/rendezvous.h"
 
 namespace tcgemm::all_reduce {
 
@@ -19,6 +20,9 @@ class Group {
  public:
   // The group of these devices, in ascending order; made at the first call.
   static Status find(const std::vector<int>& ordinals, const Group** group);
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
 
   const std::vector<int>& ordinals() const { return ordinals_; }
   // Workspaces by rank, the position of a device in ordinals().
@@ -26,11 +30,13 @@ class Group {
   // -1 for a device that is not in it.
   int rank_of(int ordinal) const;
 
+  // Tells the kernels of a device which execution of a program they are of, when `stream` gets there.
+  Status begin(int ordinal, int64_t run, cudaStream_t stream) const;
+
   // Where kernels write why they gave up.
   uint32_t* failure() const { return failure_; }
   // What they wrote. A group that has failed stays so: the counts of its devices may differ.
   Status status() const;
-  void fail(Failure failure) const { *failure_ = static_cast<uint32_t>(failure); }
 
  private:
   explicit Group(std::vector<int> ordinals) : ordinals_(std::move(ordinals)) {}
@@ -39,36 +45,26 @@ class Group {
   const std::vector<int> ordinals_;
   std::array<char*, kMaxDevices> workspaces_{};
   uint32_t* failure_ = nullptr;
+  mutable std::array<std::atomic<int64_t>, kMaxDevices> runs_{};  // the last one that each device was told
 };
 
 // The state of a call of one loaded program, on all devices that run it.
-class Call {
+class CallState {
  public:
-  explicit Call(int64_t num_devices);
+  explicit CallState(int64_t num_devices);
 
-  // Begins execution `run` of the program on a device, before any kernel of it is launched. The first execution waits
-  // until all devices have come here. An execution that does not come in the same order on all devices is refused:
-  // kernels of different executions would exchange their arrays.
-  Status begin(int ordinal, int64_t run);
+  // Begins execution `run` of the program on a device, before any kernel of it is launched. In the first execution,
+  // waits until all devices have come here.
+  Status begin(int ordinal, int64_t run, cudaStream_t stream);
 
   // Null before the first execution.
-  const Group* group() const;
-  // What the flags of this call say.
-  uint32_t number() const { return number_; }
+  const Group* group() const { return devices_.result(); }
+  // Part of the flags of this call.
+  uint32_t call_id() const { return call_id_; }
 
  private:
-  Status meet(int ordinal, std::unique_lock<std::mutex>* lock);
-
-  const size_t num_devices_;
-  const uint32_t number_;
-  mutable std::mutex mutex_;
-  std::condition_variable has_changed_;
-  std::vector<int> arrived_;
-  const Group* group_ = nullptr;
-  Status status_;                   // of making the group
-  std::map<int, int64_t> num_run_;  // executions begun, by device
-  std::deque<int64_t> runs_;        // those that some device has not begun yet
-  int64_t num_dropped_ = 0;         // executions before these
+  Rendezvous<Group> devices_;
+  const uint32_t call_id_;
 };
 
 // Whether every GPU of this process reaches the memory of every other one; else the reason.

@@ -5,17 +5,19 @@
 // Every device stores its array into a slot of every device, sets a flag there, waits for the flags of the others and
 // adds the slots of its own memory. So a sum takes one exchange, and all devices get the same bits.
 //
-// kLanes CTAs of kThreads threads. Lane l of a device exchanges vectors with lane l of the others and with no other
-// lane: it has flags and a count of turns of its own. Lanes without a vector only count.
+// kChannels CTAs of kThreads threads. Channel c of a device exchanges vectors with channel c of the others and with no
+// other channel: it has flags and a count of epochs of its own. Channels without a vector only count.
 //
-// Turns: no host tells a kernel which call it is, so that kernels can be part of CUDA graphs. Each lane counts its
-// calls in its own device's memory. All devices run the calls in one order, so that the counts agree.
+// Epochs: no host tells a kernel which exchange it is, so that kernels can be part of CUDA graphs. Each channel counts
+// its calls in its own device's memory. All devices run the calls in one order, so that the counts agree.
 //
-// Reuse of slots: two sets, for even and odd turns. A lane that has seen the flags of turn t knows that the kernels of
-// turn t - 1 have ended on the other devices, so that their slots of turn t - 1 may be overwritten in turn t + 1.
+// Reuse of slots: two sets, for even and odd epochs. When a kernel of epoch e + 1 starts, the kernel of epoch e has
+// ended on its device as a whole (griddepcontrol.wait), so one of its channels has seen the flags of the others: they
+// had started epoch e and ended epoch e - 1. So their slots of epoch e - 1 may be overwritten.
 //
-// A flag also says of which call of the program it is: calls in different orders on different devices are a failure, as
-// is a wait of over kTimeoutNs. Then the results are NaN, and the host reports the failure at the next call.
+// Failures: a flag also tells the execution of the program and its call. Another one in the same epoch, two kernels of
+// one device at the same time, and a wait of over kTimeoutNs are failures. The first one is written to every device, so
+// that no kernel waits any more, and to the host, which reports it at the next call. Results are NaN from then on.
 #pragma once
 
 #include <cstdint>
@@ -31,12 +33,14 @@ namespace tcgemm::all_reduce {
 // Workspace of one device.
 template <int kDevices>
 struct Workspace {
+  static constexpr int64_t kSlotBytes = slot_bytes(kDevices);
+
   char* base;
 
   __device__ Header* header() const { return reinterpret_cast<Header*>(base); }
-  __device__ uint64_t* flag(int parity, int rank, int lane) const { return &header()->flags[parity][rank][lane]; }
+  __device__ uint64_t* flag(int parity, int rank, int channel) const { return &header()->flags[parity][rank][channel]; }
   __device__ char* slot(int parity, int rank) const {
-    return base + sizeof(Header) + (parity * kDevices + rank) * slot_bytes(kDevices);
+    return base + sizeof(Header) + (parity * kDevices + rank) * kSlotBytes;
   }
 };
 
@@ -79,32 +83,67 @@ __device__ __forceinline__ void store_vector(const Params& p, int64_t index, Vec
   }
 }
 
-// Waits for a device's flag of a turn.
-__device__ __forceinline__ Failure wait_for(const uint64_t* flag, uint64_t turn, uint32_t call, uint64_t timeout_ns) {
+// Low bits of the epoch, of the program's execution and of the call, from the high bits of a flag down.
+constexpr int kEpochShift = 48, kRunShift = 24;
+__device__ __forceinline__ uint64_t flag_of(uint64_t epoch, uint32_t run, uint32_t call_id) {
+  constexpr uint64_t kMask = (1 << 24) - 1;
+  // mutant: call_left_out, execution_left_out
+  return epoch << kEpochShift | (run & kMask) << kRunShift | (call_id & kMask);
+}
+
+__device__ __forceinline__ uint64_t load_state(const Header* header) {
+  return ptx::ld_relaxed_sys_u64(reinterpret_cast<const uint64_t*>(&header->state));
+}
+__device__ __forceinline__ Failure failure_of(uint64_t state) { return static_cast<Failure>(state >> 32); }
+
+// Waits for another device's flag.
+__device__ __forceinline__ Failure wait_for(const uint64_t* flag, uint64_t expected, const Header* own,
+                                            const Params& p) {
   const uint64_t start = ptx::globaltimer();
-  while (true) {
+  for (int32_t look = 1;; look = look < p.looks_per_check ? look + 1 : 1) {
     const uint64_t seen = ptx::ld_acquire_sys_u64(flag);
-    if (seen >> kCallBits == turn) {
-      return (seen & ((1u << kCallBits) - 1)) == call ? Failure::kNone : Failure::kOtherCall;
+    if (seen >> kEpochShift == expected >> kEpochShift) {
+      return seen == expected ? Failure::kNone : Failure::kOtherCall;  // mutant: call_not_compared
     }
-    if (ptx::globaltimer() - start > timeout_ns) return Failure::kTimeout;
+    if (look < p.looks_per_check) continue;
+    const Failure failure = failure_of(load_state(own));
+    if (failure != Failure::kNone) return failure;
+    if (ptx::globaltimer() - start > p.timeout_ns) return Failure::kTimeout;
+  }
+}
+
+// Tells every device and the host, unless the failure of another kernel is known here.
+template <int kDevices>
+__device__ __forceinline__ void report(Failure failure, const Params& p) {
+  Header* const own = Workspace<kDevices>{p.workspaces[p.rank]}.header();
+  if (atomicCAS(&own->state.failure, 0u, static_cast<uint32_t>(failure)) != 0) return;
+  *p.failure = static_cast<uint32_t>(failure);
+#pragma unroll
+  for (int rank = 0; rank < kDevices; ++rank) {
+    Header* const other = Workspace<kDevices>{p.workspaces[rank]}.header();
+    if (rank != p.rank) ptx::st_relaxed_sys_u32(&other->state.failure, static_cast<uint32_t>(failure));
   }
 }
 
 template <typename T, int kDevices>
-__device__ __forceinline__ void reduce_lane(const Params& p, int lane) {
+__device__ __forceinline__ void reduce_channel(const Params& p, int channel) {
   static_assert(kDevices >= 2 && kDevices <= kMaxDevices, "Params has so many workspaces");
   constexpr int kCount = Vector<T>::kCount;
   const int64_t num_vectors = (p.elements + kCount - 1) / kCount;
-  const int64_t first = int64_t{lane} * kThreads + threadIdx.x;
-  constexpr int64_t kStep = int64_t{kLanes} * kThreads;
+  const int64_t first = int64_t{channel} * kThreads + threadIdx.x;
+  constexpr int64_t kStep = int64_t{kChannels} * kThreads;
   const Workspace<kDevices> own{p.workspaces[p.rank]};
+  Header* const header = own.header();
   ptx::wait_for_previous();
-  uint64_t* const turns = &own.header()->turns[lane];
-  // Relaxed: loads of the array need not wait for this one.
-  const uint64_t turn = ptx::ld_relaxed_sys_u64(turns) + 1;
-  const int parity = static_cast<int>(turn & 1);  // mutant: one_set_of_slots
-  for (int64_t i = first; i < num_vectors; i += kStep) {
+  // Relaxed: no load waits for another one.
+  const uint64_t epoch = ptx::ld_relaxed_sys_u64(&header->epochs[channel]) + 1;
+  const uint64_t state = load_state(header);
+  Failure failure = failure_of(state);
+  const bool has_claimed = threadIdx.x == 0 && atomicCAS(&header->busy[channel], 0u, 1u) == 0;
+  if (threadIdx.x == 0 && !has_claimed) failure = Failure::kConcurrent;
+  const bool may_send = !__syncthreads_or(failure != Failure::kNone);
+  const int parity = static_cast<int>(epoch & 1);  // mutant: one_set_of_slots
+  for (int64_t i = first; i < num_vectors && may_send; i += kStep) {
     Vector<T> x = load_vector<T>(p, i);
 #pragma unroll
     for (int rank = 0; rank < kDevices; ++rank) {
@@ -114,15 +153,14 @@ __device__ __forceinline__ void reduce_lane(const Params& p, int lane) {
     }
   }
   __syncthreads();  // mutant: stores_not_awaited
-  Failure failure = Failure::kNone;
   const int peer = static_cast<int>(threadIdx.x);
-  if (int64_t{lane} * kThreads < num_vectors && peer < kDevices && peer != p.rank) {
+  if (may_send && int64_t{channel} * kThreads < num_vectors && peer < kDevices && peer != p.rank) {
     const Workspace<kDevices> other{p.workspaces[peer]};
-    // mutant: flag_of_another_device
-    ptx::st_release_sys_u64(other.flag(parity, p.rank, lane), turn << kCallBits | p.call);
-    failure = wait_for(own.flag(parity, peer, lane), turn, p.call, p.timeout_ns);  // mutant: flags_not_awaited
-    if (failure != Failure::kNone) *p.failure = static_cast<uint32_t>(failure);
+    const uint64_t flag = flag_of(epoch, static_cast<uint32_t>(state), p.call_id);
+    ptx::st_release_sys_u64(other.flag(parity, p.rank, channel), flag);    // mutant: flag_of_another_device
+    failure = wait_for(own.flag(parity, peer, channel), flag, header, p);  // mutant: flags_not_awaited
   }
+  if (failure != Failure::kNone) report<kDevices>(failure, p);
   const bool has_failed = __syncthreads_or(failure != Failure::kNone);
   for (int64_t i = first; i < num_vectors; i += kStep) {
     Vector<T> x[kDevices];
@@ -142,12 +180,15 @@ __device__ __forceinline__ void reduce_lane(const Params& p, int lane) {
     }
     store_vector(p, i, sum);
   }
-  if (threadIdx.x == 0) *turns = turn;  // mutant: turn_not_counted
+  if (has_claimed) {
+    header->epochs[channel] = epoch;  // mutant: epoch_not_counted
+    header->busy[channel] = 0;        // mutant: channel_not_released
+  }
 }
 
 template <typename T, int kDevices>
 __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ Params params) {
-  reduce_lane<T, kDevices>(params, static_cast<int>(blockIdx.x));
+  reduce_channel<T, kDevices>(params, static_cast<int>(blockIdx.x));
 }
 
 }  // namespace tcgemm::all_reduce

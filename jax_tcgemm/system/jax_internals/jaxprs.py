@@ -128,17 +128,14 @@ def has_ordered_effects(eqn: core.JaxprEqn) -> bool:
 def _sums_over_axes() -> frozenset[core.Primitive]:
     """The primitives of `lax.psum` inside shard_map, with and without checks of varying axes."""
     mesh = AbstractMesh((1,), ("x",), axis_types=(AxisType.Auto,))
+    specs = {"mesh": mesh, "in_specs": PartitionSpec("x"), "out_specs": PartitionSpec()}
     found = set()
-    for check_vma in (True, False):
-        f = jax.shard_map(
-            lambda x: lax.psum(x, "x"),
-            mesh=mesh,
-            in_specs=PartitionSpec("x"),
-            out_specs=PartitionSpec(),
-            check_vma=check_vma,
-        )
-        (shard_map,) = jax.make_jaxpr(f)(jax.ShapeDtypeStruct((1,), np.float32)).eqns
-        found.update(eqn.primitive for eqn in as_jaxpr(shard_map.params["jaxpr"]).eqns)
+    # The caller may have a mesh, also one of manual axes.
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        for check_vma in (True, False):
+            f = jax.shard_map(lambda x: lax.psum(x, "x"), **specs, check_vma=check_vma)
+            (shard_map,) = jax.make_jaxpr(f)(jax.ShapeDtypeStruct((1,), np.float32)).eqns
+            found.update(eqn.primitive for eqn in as_jaxpr(shard_map.params["jaxpr"]).eqns)
     return frozenset(found)
 
 

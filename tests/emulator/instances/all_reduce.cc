@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -31,45 +32,60 @@ struct KernelEnd {
   }
 };
 
+// Calls of every device, one after another.
+struct Calls {
+  int count, num_channels;
+  const int64_t* elements;   // of each call
+  void* const* arrays;       // for each call, the operands of all devices and their results
+  const uint32_t* call_ids;  // of each call, on each device
+  const uint32_t* runs;      // of each device
+  int busy_device;           // whose first channel another kernel has; -1: none
+  uint64_t timeout_ns;       // 0: kernels give up at the first look
+  uint32_t* failure;
+};
+
 template <typename T>
-std::string run(int num_calls, int num_lanes, const int64_t* elements, void* const* arrays, const uint32_t* numbers,
-                uint64_t timeout_ns, uint32_t* failure) {
+std::string run(const Calls& calls) {
   const auto bytes = static_cast<size_t>((all_reduce::workspace_bytes(kDevices) + 255) / 256 * 256);
   std::vector<std::unique_ptr<void, void (*)(void*)>> workspaces;
   std::vector<Params> params;
+  const int num_channels = calls.num_channels;
   for (int device = 0; device < kDevices; ++device) {
     workspaces.emplace_back(std::aligned_alloc(256, bytes), std::free);
-    std::memset(workspaces.back().get(), 0, sizeof(all_reduce::Header));
+    auto* const header = new (workspaces.back().get()) all_reduce::Header{};
+    header->state.run = calls.runs[device];
+    if (device == calls.busy_device) header->busy[0] = 1;
     // What no call has stored is NaN.
     char* const slots = static_cast<char*>(workspaces.back().get()) + sizeof(all_reduce::Header);
     for (int slot = 0; slot < 2 * kDevices; ++slot) {
-      std::memset(slots + slot * all_reduce::slot_bytes(kDevices), 0xFF, num_lanes * all_reduce::kThreads * 16);
+      std::memset(slots + slot * all_reduce::slot_bytes(kDevices), 0xFF, num_channels * all_reduce::kThreads * 16);
     }
   }
-  for (int call = 0; call < num_calls; ++call) {
+  for (int call = 0; call < calls.count; ++call) {
     for (int device = 0; device < kDevices; ++device) {
       Params p{};
-      p.in = arrays[(2 * call) * kDevices + device];
-      p.out = arrays[(2 * call + 1) * kDevices + device];
+      p.in = calls.arrays[(2 * call) * kDevices + device];
+      p.out = calls.arrays[(2 * call + 1) * kDevices + device];
       for (int i = 0; i < kDevices; ++i) p.workspaces[i] = static_cast<char*>(workspaces[i].get());
-      p.failure = failure;
-      p.elements = elements[call];
-      p.timeout_ns = timeout_ns;
-      p.call = numbers[call * kDevices + device];
+      p.failure = calls.failure;
+      p.elements = calls.elements[call];
+      p.timeout_ns = calls.timeout_ns;
+      p.looks_per_check = 1;
+      p.call_id = calls.call_ids[call * kDevices + device];
       p.rank = device;
       p.is_aligned = reinterpret_cast<uintptr_t>(p.in) % 16 == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0;
       params.push_back(p);
     }
   }
-  emulator::Launch launch{dim3(num_lanes * kDevices), dim3(all_reduce::kThreads), 0};
-  launch.cluster_size = num_lanes * kDevices;
+  emulator::Launch launch{dim3(num_channels * kDevices), dim3(all_reduce::kThreads), 0};
+  launch.cluster_size = num_channels * kDevices;
   emulator::Machine& machine = emulator::Machine::get();
   KernelEnd ends[kDevices];
   machine.run(launch, [&] {
-    const int lane = static_cast<int>(blockIdx.x) / kDevices, device = static_cast<int>(blockIdx.x) % kDevices;
-    for (int call = 0; call < num_calls; ++call) {
-      all_reduce::reduce_lane<T, kDevices>(params[call * kDevices + device], lane);
-      ends[device].wait(num_lanes * all_reduce::kThreads);
+    const int channel = static_cast<int>(blockIdx.x) / kDevices, device = static_cast<int>(blockIdx.x) % kDevices;
+    for (int call = 0; call < calls.count; ++call) {
+      all_reduce::reduce_channel<T, kDevices>(params[call * kDevices + device], channel);
+      ends[device].wait(num_channels * all_reduce::kThreads);
     }
   });
   return machine.last_error;
@@ -79,11 +95,8 @@ std::string run(int num_calls, int num_lanes, const int64_t* elements, void* con
 
 extern "C" {
 
-// Calls of every device one after another. `arrays` holds, for each call, the operands of all devices and their
-// results, `numbers` the call's number on each device. Returns what went wrong, or nothing.
-const char* emulate_all_reduces(const char* dtype, int num_calls, int num_lanes, const int64_t* elements,
-                                void* const* arrays, const uint32_t* numbers, uint64_t timeout_ns, uint32_t* failure,
-                                uint64_t seed, int mutant) {
+// Returns what went wrong, or nothing.
+const char* emulate_all_reduces(const char* dtype, const Calls* calls, uint64_t seed, int mutant) {
   emulator::Machine& machine = emulator::Machine::get();
   machine.options = {};
   machine.options.seed = seed;
@@ -92,7 +105,7 @@ const char* emulate_all_reduces(const char* dtype, int num_calls, int num_lanes,
   const std::string name = dtype;
   const auto run_as = name == "f32" ? &run<float> : name == "f16" ? &run<__half> : &run<__nv_bfloat16>;
   static std::string message;
-  message = run_as(num_calls, num_lanes, elements, arrays, numbers, timeout_ns, failure);
+  message = run_as(*calls);
   return message.c_str();
 }
 

@@ -31,9 +31,10 @@ inline void st_relaxed_sys_v4_u32(void* address, const uint32_t (&r)[4]) {
   const std::array<uint32_t, 4> words{r[0], r[1], r[2], r[3]};
   emulator::write_remotely([=] { std::memcpy(address, words.data(), 16); });
 }
+inline void st_relaxed_sys_u32(uint32_t* address, uint32_t x) { emulator::store_flag(address, x); }
 inline void ld_relaxed_sys_v4_u32(uint32_t (&r)[4], const void* address) { ld_global_v4_u32(r, address); }
-inline uint64_t ld_relaxed_sys_u64(const uint64_t* address) { return emulator::load_flag(address); }
-inline void st_release_sys_u64(uint64_t* address, uint64_t x) { emulator::store_flag(address, x); }
-inline uint64_t ld_acquire_sys_u64(const uint64_t* address) { return emulator::load_flag(address); }
+inline uint64_t ld_relaxed_sys_u64(const uint64_t* address) { return ld_global<uint64_t>(address); }
+inline void st_release_sys_u64(uint64_t* address, uint64_t x) { emulator::release_flag(address, x); }
+inline uint64_t ld_acquire_sys_u64(const uint64_t* address) { return emulator::poll_flag(address); }
 
 }  // namespace tcgemm::ptx
