@@ -164,7 +164,7 @@ def all_reduce(x, axis_name, *, implementation: str | None = None) -> jax.Array:
     The function runs inside `jax.shard_map`, for example after a product whose contracted dimension
     is sharded: `all_reduce(linear(x, w), "model")`. For small arrays, such as those of a decode
     step, the devices exchange their arrays by one kernel that stores to the memory of the other
-    devices. A default call otherwise is `jax.lax.psum`; `explain` prints the selection.
+    devices. Otherwise, a default call is `jax.lax.psum`; `explain` prints the selection.
 
     Products of this library over explicit or automatic mesh axes sum over devices in the same way,
     without a call of this function.
@@ -185,7 +185,7 @@ def all_reduce(x, axis_name, *, implementation: str | None = None) -> jax.Array:
     Args:
       x: the device's array.
       axis_name: the mesh axis, or a tuple of axes.
-      implementation: "peer_memory", "xla" or None, which selects the faster one.
+      implementation: "peer_memory", "xla" or None, which selects the kernel where it can run.
 
     Returns:
       Array with the shape and dtype of x, equal on all devices of the axis.
