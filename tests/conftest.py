@@ -111,7 +111,7 @@ SURFACE = re.compile(
 
 
 # By default a test runs one in so many of its cases; --all-cases runs all.
-_ONE_IN = 20
+_ONE_IN = 25
 _RUNS_ALL = "all_cases", "gpu", "sanitizer", "emulated_all", "compiled_all", "fuzz"
 
 
