@@ -83,12 +83,13 @@ __device__ __forceinline__ void store_vector(const Params& p, int64_t index, Vec
   }
 }
 
-// Low bits of the epoch, of the program's execution and of the call, from the high bits of a flag down.
-constexpr int kEpochShift = 48, kRunShift = 24;
+// A flag: 32 bits of the epoch, 24 of the program's execution, 8 of the call, the low ones of each. A channel may find
+// a flag of any earlier epoch, if it had no vectors since: with fewer bits, that could look like the flag it waits for.
+constexpr int kEpochShift = 32, kRunShift = 8;
 __device__ __forceinline__ uint64_t flag_of(uint64_t epoch, uint32_t run, uint32_t call_id) {
-  constexpr uint64_t kMask = (1 << 24) - 1;
+  constexpr uint64_t kRunMask = (1 << (kEpochShift - kRunShift)) - 1, kCallMask = (1 << kRunShift) - 1;
   // mutant: call_left_out, execution_left_out
-  return epoch << kEpochShift | (run & kMask) << kRunShift | (call_id & kMask);
+  return epoch << kEpochShift | (run & kRunMask) << kRunShift | (call_id & kCallMask);
 }
 
 __device__ __forceinline__ uint64_t load_state(const Header* header) {
