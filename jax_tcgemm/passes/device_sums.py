@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from jax.extend import core
 from jax.extend.core.primitives import dot_general_p
 
+from jax_tcgemm import selection
 from jax_tcgemm.device import request
 from jax_tcgemm.epilogues.membership import is_elementwise
 from jax_tcgemm.passes.other_products import OPTIONS
 from jax_tcgemm.primitives import dot_general as plain
 from jax_tcgemm.primitives.all_reduce import product_of
 from jax_tcgemm.primitives.epilogue_product import epilogue_product_p
-from jax_tcgemm.selection.devices import target_device
 from jax_tcgemm.sharding.all_reduce import all_reduce_p, parameters
 from jax_tcgemm.system.jax_internals import as_jaxpr, has_plain_context, summed_axes
 
@@ -40,7 +40,8 @@ def _as_all_reduce(eqn: core.JaxprEqn, made_by: Mapping) -> core.JaxprEqn:
     if not products or any(map(_sums_rows, products)) or not axis_sizes.keys() >= set(axes):
         return eqn
     params = parameters(axes, axis_sizes, OPTIONS)
-    plan = request.make_plan(product_of(x, params), target_device("cuda"))
+    with selection.unseen():
+        plan = request.make_plan(product_of(x, params), selection.target_device("cuda"))
     return eqn if plan.runs_by_xla else eqn.replace(primitive=all_reduce_p, params=params)
 
 
