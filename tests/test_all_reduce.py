@@ -132,6 +132,13 @@ def test_sharded_products_sum_by_the_kernel(axis_type):
         w = jax.device_put(normal(64, 16, seed=1), NamedSharding(mesh, P("x")))
         f = functools.partial(jax_tcgemm.matmul, out_sharding=P(), implementation="wgmma")
         assert for_cuda(f, x, w).count(f"custom_call {CUSTOM_CALL}") == 1
+        calls = jax_tcgemm.explain(f, x, w, platform="cuda")
+        assert [call.implementation for call in calls] == ["wgmma", "peer_memory"]
+        assert calls[1].problem.elements == 8 * 16
+        layer = functools.partial(jax_tcgemm.linear, activation="silu", out_sharding=P())
+        calls = jax_tcgemm.explain(layer, x, w, platform="cuda")
+        assert [call.implementation for call in calls].count("peer_memory") == 1
+        assert for_cuda(layer, x, w).count(f"custom_call {CUSTOM_CALL}") == 1
         got = jax.jit(functools.partial(jax_tcgemm.matmul, out_sharding=P()))(x, w)
     assert_close(got, np.asarray(x, np.float64) @ np.asarray(w, np.float64))
 

@@ -34,6 +34,7 @@ from jax_tcgemm.primitives import dot_general as primitive
 from jax_tcgemm.primitives import epilogue_product as epilogue_primitive
 from jax_tcgemm.primitives import ragged_dot as ragged_primitive
 from jax_tcgemm.primitives.tensor import contract, elementwise, reduce
+from jax_tcgemm.problem.all_reduce import AllReduceProblem
 from jax_tcgemm.selection.roofline import peaks, roofline_seconds
 from jax_tcgemm.sharding import partitioning
 from jax_tcgemm.system.jax_internals import as_jaxpr, as_lowered, source_line
@@ -52,6 +53,12 @@ _RULES = {
     reduce.reduce_p: (reduce, device_tensor),
     blas.blas_p: (blas, device_blas),
 }
+# Products whose sharded contracted dimensions are summed over devices.
+_SUMMED = (
+    primitive.dot_general_p,
+    epilogue_primitive.epilogue_product_p,
+    ragged_primitive.ragged_dot_p,
+)
 # Layouts of primitives that read transposed operands.
 _READING = {
     primitive.dot_general_p: primitive.READING,
@@ -269,6 +276,24 @@ def _calls(jaxpr, device, times, path) -> Iterator[Call]:
             if number in notes and (eqn.primitive in _RULES or rewriting.loss_note(eqn)):
                 call = dataclasses.replace(call, why=f"{call.why}; {notes[number]}")
             yield call
+        yield from _sums_of(eqn, device, times, path)
+
+
+def _sums_of(eqn, device, times, path) -> Iterator[Call]:
+    """Yield the kernels that sum a product over devices of explicit mesh axes."""
+    avals, outs = ([v.aval for v in values] for values in (eqn.invars, eqn.outvars))
+    if eqn.primitive not in _SUMMED or not partitioning.has_explicit_axes(*avals):
+        return
+    rules, _ = _RULES[eqn.primitive]
+    # The sum of an unfused product is found beside its bare product.
+    is_unfused = rules is epilogue_primitive and not _plan(eqn, device).is_fused
+    if is_unfused or lowering.obstacle_of(device.platform, *avals, *outs):
+        return
+    for inner in partitioning.sums_of(rules.division_of(*avals, eqn.params), avals, outs):
+        plan = _plan(inner, device)
+        if not plan.runs_by_xla:
+            call = _explain_call(inner, plan, device, times, path)
+            yield dataclasses.replace(call, source=source_line(eqn))
 
 
 def _calls_of(eqn, device, times, path) -> Iterator[Call]:
@@ -278,8 +303,11 @@ def _calls_of(eqn, device, times, path) -> Iterator[Call]:
             # Of a function as epilogue the rest has no products, but those it calls itself.
             inner = _unfused(eqn, epilogue_primitive.bare_products, device)
             for call in _calls(inner, device, times, path):
-                why, code = f"{plan.choice.why}; its product: {call.why}", plan.code
                 where = source_line(eqn)
+                if isinstance(call.problem, AllReduceProblem):
+                    yield dataclasses.replace(call, source=where)
+                    continue
+                why, code = f"{plan.choice.why}; its product: {call.why}", plan.code
                 rejected = _rejected(plan.choice) | call.rejected
                 rejected.pop(call.implementation, None)
                 own = {"why": why, "source": where, "code": code, "rejected": rejected}

@@ -25,10 +25,11 @@ from jax.experimental.custom_partitioning import (
     SdyShardingRule,
     custom_partitioning,
 )
+from jax.extend import core
 from jax.extend.lowering import LoweringRuleContext
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from jax_tcgemm.sharding.all_reduce import all_reduce
+from jax_tcgemm.sharding.all_reduce import all_reduce, all_reduce_p
 from jax_tcgemm.sharding.layout import Layout, Names, canonical_spec, lay_out
 from jax_tcgemm.system import jax_internals
 from jax_tcgemm.system.jax_internals import mlir
@@ -316,8 +317,14 @@ def lower(ctx: LoweringRuleContext, operands, division: Division):
 
 
 def _lower_explicit(ctx, operands, division, layout):
-    mesh = _mesh(ctx.avals_in)
-    wanted = [aval.sharding for aval in ctx.avals_out]
+    run = _over_explicit_axes(division, layout, _mesh(ctx.avals_in), ctx.avals_out)
+    with jax.sharding.use_abstract_mesh(_mesh(ctx.avals_in)):
+        return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
+
+
+def _over_explicit_axes(division, layout, mesh, results) -> Callable:
+    """Return the function of whole arrays that all devices of explicit axes compute together."""
+    wanted = [aval.sharding for aval in results]
 
     def run(*operands):
         in_specs, out_specs = division.operand_specs(layout), division.result_specs(layout)
@@ -337,8 +344,19 @@ def _lower_explicit(ctx, operands, division, layout):
         operands = map(resharded, operands, (NamedSharding(mesh, spec) for spec in in_specs))
         return tuple(map(resharded, on_devices(*operands), wanted))
 
+    return run
+
+
+def sums_of(division: Division, operands: Sequence, results: Sequence) -> list[core.JaxprEqn]:
+    """Return the all-reduces of a call over explicit mesh axes, from the types of its arrays."""
+    layout = explicit_layout(division, operands, results)
+    if layout is None or not layout.reduced:
+        return []
+    mesh = _mesh(operands)
     with jax.sharding.use_abstract_mesh(mesh):
-        return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
+        traced = jax.make_jaxpr(_over_explicit_axes(division, layout, mesh, results))(*operands)
+    inside = (jax_internals.as_jaxpr(eqn.params.get("jaxpr")) for eqn in traced.eqns)
+    return [eqn for jaxpr in inside if jaxpr for eqn in jaxpr.eqns if eqn.primitive is all_reduce_p]
 
 
 def _explicit_axes(mesh: AbstractMesh) -> set[str]:
