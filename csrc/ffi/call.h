@@ -191,8 +191,7 @@ xla::ffi::Error run_call_checked(const ImplementationsOf<Problem, Buffers>& impl
 }
 
 // Runs one call. Never throws: every failure is an ffi::Error, InvalidArgument for anything a malformed program can
-// cause. No operand is read here. `initial` may have more than the addresses of
-// the call's buffers, which are added.
+// cause. No operand is read here. The addresses of the call's buffers are added to `initial`, which may hold more.
 template <typename Problem, typename Buffers>
 xla::ffi::Error run_call(const ImplementationsOf<Problem, Buffers>& implementations, const Device& device, void* stream,
                          const xla::ffi::Dictionary& attributes, const xla::ffi::RemainingArgs& operands,

@@ -16,6 +16,7 @@
 #include "libraries/cublas/cublas.h"
 #include "libraries/cublaslt/cublaslt.h"
 #include "modules/queries.h"
+#include "modules/state_type.h"
 #include "modules/tensor_queries.h"
 
 namespace nb = nanobind;
@@ -65,12 +66,20 @@ const blas::Implementations& blas_implementations() {
   return all;
 }
 
+// Runs one call on the current device.
+template <typename Problem, typename Buffers>
+ffi::Error run_here(const ImplementationsOf<Problem, Buffers>& implementations, cudaStream_t stream,
+                    const ffi::Dictionary& attributes, const ffi::RemainingArgs& operands,
+                    const ffi::RemainingRets& results, const Buffers& initial = {}) {
+  Device device;
+  if (Status s = current_device(&device); !s.is_ok()) return ffi::Error::Internal("jax_tcgemm: " + s.message);
+  return run_call(implementations, device, stream, attributes, operands, results, initial);
+}
+
 template <const auto& (*kImplementations)()>
 ffi::Error call(cudaStream_t stream, ffi::Dictionary attributes, ffi::RemainingArgs operands,
                 ffi::RemainingRets results) {
-  Device device;
-  if (Status s = current_device(&device); !s.is_ok()) return ffi::Error::Internal("jax_tcgemm: " + s.message);
-  return run_call(kImplementations(), device, stream, attributes, operands, results);
+  return run_here(kImplementations(), stream, attributes, operands, results);
 }
 
 auto binding(const char* attributes) {
@@ -142,11 +151,9 @@ XLA_FFI_DEFINE_HANDLER(all_reduce_initialize_handler, guarded(all_reduce_initial
 
 ffi::Error all_reduce_execute(cudaStream_t stream, AllReduceState* state, ffi::Dictionary attributes,
                               ffi::RemainingArgs operands, ffi::RemainingRets results) {
-  Device device;
-  if (Status s = current_device(&device); !s.is_ok()) return to_ffi_error("all_reduce", s);
   AllReduceBuffers initial;
   initial.state = &state->call;
-  return run_call(all_reduce_implementations(), device, stream, attributes, operands, results, initial);
+  return run_here(all_reduce_implementations(), stream, attributes, operands, results, initial);
 }
 
 XLA_FFI_DEFINE_HANDLER(all_reduce_handler, all_reduce_execute,
@@ -270,18 +277,7 @@ NB_MODULE(_cuda, module) {
     targets["tcgemm_fragment_mma"] = nb::capsule(reinterpret_cast<void*>(fragment_mma_handler));
     return targets;
   });
-  module.def(
-      "types",
-      [] {
-        static const ffi::TypeInfo info = ffi::MakeTypeInfo<AllReduceState>();
-        nb::dict type;
-        type["type_id"] = nb::capsule(reinterpret_cast<void*>(&AllReduceState::id));
-        type["type_info"] = nb::capsule(reinterpret_cast<void*>(const_cast<ffi::TypeInfo*>(&info)));
-        nb::dict types;
-        types["tcgemm_all_reduce_state"] = type;
-        return types;
-      },
-      "Types of the state that calls keep; to be registered before the targets.");
+  define_state_type<AllReduceState>(module, "tcgemm_all_reduce_state");
   module.attr("abi_version") = kAbiVersion;
   module.attr("device_headers_hash") = kDeviceHeadersHash;
   define_queries(module, implementations());

@@ -9,6 +9,7 @@
 #include "ffi/cutensor.h"
 #include "libraries/cutensor/library.h"
 #include "modules/queries.h"
+#include "modules/state_type.h"
 
 namespace nb = nanobind;
 namespace ffi = xla::ffi;
@@ -52,18 +53,7 @@ NB_MODULE(_cutensor, module) {
     targets["tcgemm_tensor"] = stages;
     return targets;
   });
-  module.def(
-      "types",
-      [] {
-        static const ffi::TypeInfo info = ffi::MakeTypeInfo<PlannedCall>();
-        nb::dict type;
-        type["type_id"] = nb::capsule(reinterpret_cast<void*>(&PlannedCall::id));
-        type["type_info"] = nb::capsule(reinterpret_cast<void*>(const_cast<ffi::TypeInfo*>(&info)));
-        nb::dict types;
-        types["tcgemm_planned_call"] = type;
-        return types;
-      },
-      "Types of the state that calls keep; to be registered before the targets.");
+  define_state_type<PlannedCall>(module, "tcgemm_planned_call");
   module.attr("abi_version") = kAbiVersion;
   module.attr("max_plans") = kMaxPlans;
   module.attr("workspace_alignment") = kWorkspaceAlignment;

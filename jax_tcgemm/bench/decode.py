@@ -16,19 +16,17 @@ several programs in flight, divided by the number of layers.
 from __future__ import annotations
 
 import functools
-import statistics
-import time
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_tcgemm
 from jax_tcgemm.bench import records as rec
+from jax_tcgemm.bench.wall_clock import percentiles, relative_error, seconds_in_turns
 
 AXIS = "model"
 HEAD = ["rows", "KB summed", "psum", "all_reduce", "alone", "psum / all_reduce", "of the sums"]
@@ -117,7 +115,6 @@ def _weights(mesh, layers: int, model: int, hidden: int) -> tuple[jax.Array, jax
 def _stack(sum_over_devices: Callable, x, up, down):
     for layer in range(up.shape[0]):
         y = sum_over_devices(jax.nn.silu(x @ up[layer]) @ down[layer])
-        # Of one scale in all layers, as a norm would leave it.
         x = x + y
     return x
 
@@ -131,25 +128,15 @@ def _microseconds(mesh, sums, rows: int, weights, steps: int, samples: int) -> d
         )
         for name, f in sums.items()
     }
-    results = {name: np.asarray(f(x, *weights), np.float64) for name, f in functions.items()}
-    error = np.linalg.norm(results["all_reduce"] - results["psum"])
-    if not error <= _TOLERANCE * np.linalg.norm(results["psum"]):
+    got, expected = (functions[name](x, *weights) for name in ("all_reduce", "psum"))
+    error = float(relative_error(got, expected))
+    if not error <= _TOLERANCE:
         raise ValueError(f"bench: all_reduce gives other results than psum, by {error=}")
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(samples):
-        for name, f in functions.items():
-            jax.block_until_ready(f(x, *weights))
-            start = time.perf_counter()
-            for _ in range(steps):
-                out = f(x, *weights)
-            jax.block_until_ready(out)
-            seconds[name].append((time.perf_counter() - start) / steps)
-    scale = 1e6 / weights[0].shape[0]
-    found = {}
-    for name, values in seconds.items():
-        deciles = statistics.quantiles(values, n=10) if samples > 1 else values * 9
-        found[name] = {f"p{10 * (i + 1)}": round(deciles[i] * scale, 2) for i in (0, 4, 8)}
-    return found
+    layers = weights[0].shape[0]
+    return {
+        name: percentiles([program / layers for program in seconds], digits=2)
+        for name, seconds in seconds_in_turns(functions, (x, *weights), steps, samples).items()
+    }
 
 
 def times(record: dict) -> dict[str, float]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import pathlib
 from collections.abc import Sequence
 
@@ -108,14 +109,11 @@ class Decode:
 
     def ratios(self, records: Sequence[dict]) -> list[tuple[float, dict]]:
         """Return XLA's time over ours for the newest record of each number of rows."""
-        newest = {}
-        for record in sorted(records, key=lambda record: record["time"]):
-            if record["kind"] == "decode" and record["devices"] == self.devices:
-                newest[record["rows"]] = record
+        newest = rec.newest(records, "decode", operator.itemgetter("devices", "rows"))
         return [
             (us["psum"] / us["all_reduce"], record)
-            for rows, record in newest.items()
-            if rows <= self.most_rows and (us := decode.times(record))
+            for (devices, rows), record in newest.items()
+            if devices == self.devices and rows <= self.most_rows and (us := decode.times(record))
         ]
 
 

@@ -8,7 +8,6 @@ long steps as CUDA graphs, and so are ours).
 from __future__ import annotations
 
 import functools
-import statistics
 import time
 
 import jax
@@ -17,6 +16,7 @@ from jax import lax
 
 import jax_tcgemm
 from jax_tcgemm.bench import records as rec
+from jax_tcgemm.bench.wall_clock import percentiles
 
 SIZE = 128
 CHAINS = (1, 20)
@@ -85,9 +85,3 @@ def _chain(product, length: int, a, b):
     for _ in range(length):
         a = product(a, b, _DIMENSION_NUMBERS)
     return a
-
-
-def percentiles(seconds: list[float]) -> dict[str, float]:
-    """The deciles that records hold, in microseconds."""
-    deciles = statistics.quantiles(seconds, n=10)
-    return {f"p{10 * (i + 1)}": round(deciles[i] * 1e6, 3) for i in (0, 4, 8)}

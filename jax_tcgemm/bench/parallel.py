@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import functools
 import statistics
-import time
 from collections.abc import Callable, Sequence
 
 import jax
@@ -36,6 +35,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tcgemm
 from jax_tcgemm.bench import records as rec
+from jax_tcgemm.bench.wall_clock import percentiles, relative_error, seconds_in_turns
 
 AXIS = "model"
 PEERS = ("xla", "xla_overlap")
@@ -109,15 +109,10 @@ def measure(
     )
     arrays = _arrays(mesh, tokens, model, hidden, dtype)
     found, functions = _checked(_contenders(mesh, chunks, implementation), arrays)
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(samples):
-        for name, function in functions.items():
-            seconds[name].append(_seconds(function, arrays, steps))
     flops = 3 * 2 * 2 * tokens * model * hidden / devices
-    for name, values in seconds.items():
-        deciles = statistics.quantiles(values, n=10) if samples > 1 else values * 9
-        found[name]["us"] = {f"p{10 * (i + 1)}": round(deciles[i] * 1e6, 1) for i in (0, 4, 8)}
-        found[name]["tflops"] = round(flops / deciles[4] / 1e12, 1)
+    for name, seconds in seconds_in_turns(functions, arrays, steps, samples).items():
+        found[name]["us"] = percentiles(seconds, digits=1)
+        found[name]["tflops"] = round(flops / statistics.median(seconds) / 1e12, 1)
     return {
         "schema": rec.SCHEMA,
         "kind": "parallel",
@@ -150,7 +145,7 @@ def _checked(contenders: dict, arrays) -> tuple[dict, dict]:
         if name == "alone":
             continue
         expected = expected or got
-        errors = [float(_relative_error(g, e)) for g, e in zip(got, expected, strict=True)]
+        errors = [float(relative_error(g, e)) for g, e in zip(got, expected, strict=True)]
         found[name]["error"] = max(errors)
         if not max(errors) <= _TOLERANCE:
             raise ValueError(f"bench: {name} gives other results than xla, by {errors}")
@@ -248,22 +243,6 @@ def _without_exchange(mesh: Mesh, matmul: Callable) -> Callable:
         return jnp.sum(y.reshape(size, -1, y.shape[-1]), 0, dtype=np.float32).astype(y.dtype)
 
     return _by_shard_map(mesh, lambda x, up: matmul(jnp.concatenate([x] * size), up), summed)
-
-
-@jax.jit
-def _relative_error(got, expected):
-    got, expected = got.astype(np.float32), expected.astype(np.float32)
-    return jnp.linalg.norm(got - expected) / jnp.linalg.norm(expected)
-
-
-def _seconds(function: Callable, arrays, steps: int) -> float:
-    """Seconds of one of `steps` calls in flight."""
-    jax.block_until_ready(function(*arrays))
-    start = time.perf_counter()
-    for _ in range(steps):
-        out = function(*arrays)
-    jax.block_until_ready(out)
-    return (time.perf_counter() - start) / steps
 
 
 def ratios(record: dict) -> dict[str, list[float | None]]:

@@ -26,8 +26,8 @@ from jax import lax
 import jax_tcgemm
 from jax_tcgemm.bench import records as rec
 from jax_tcgemm.bench import reference, small_models
-from jax_tcgemm.bench.overhead import percentiles
 from jax_tcgemm.bench.suites import Case
+from jax_tcgemm.bench.wall_clock import percentiles
 
 # What one call should take, so that neither the clock nor the call itself counts.
 _CALL_S = 0.01

@@ -38,7 +38,8 @@ import os
 import pathlib
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import jax
 import jaxlib
@@ -171,12 +172,13 @@ def record_tflops(record: dict, peer: str) -> float:
 
 def products(records: Iterable[dict]) -> list[dict]:
     """The records of products; of several with the same case and contender, the newest."""
-    return _newest(records, "product", ("suite", "batch", "m", "n", "k", "dtype", "layout"))
+    keys = ("suite", "batch", "m", "n", "k", "dtype", "layout")
+    return _newest_of_contenders(records, "product", keys)
 
 
 def workloads(records: Iterable[dict]) -> list[dict]:
     """The records of workloads; of several with the same workload and contender, the newest."""
-    return _newest(records, "workload", ("suite", "label", "shape", "dtype"))
+    return _newest_of_contenders(records, "workload", ("suite", "label", "shape", "dtype"))
 
 
 def sweeps(records: Iterable[dict]) -> list[dict]:
@@ -184,14 +186,22 @@ def sweeps(records: Iterable[dict]) -> list[dict]:
     return [record for record in records if record["kind"] == "sweep"]
 
 
-def _newest(records, kind, keys) -> list[dict]:
-    newest: dict[tuple, dict] = {}
+def _newest_of_contenders(records, kind: str, keys: Sequence[str]) -> list[dict]:
+    def case(record):
+        of_case = tuple(record[key] for key in keys)
+        return (*of_case, record["machine"]["device"], contender_name(record))
+
+    return list(newest(records, kind, case).values())
+
+
+def newest(records: Iterable[dict], kind: str, case: Callable[[dict], Any]) -> dict[Any, dict]:
+    """Return the newest record of each case among those of a kind, the oldest first."""
+    found: dict[Any, dict] = {}
     for record in sorted(records, key=lambda r: r["time"]):
         if record["kind"] == kind:
-            key = (*(record[k] for k in keys), record["machine"]["device"], contender_name(record))
-            newest.pop(key, None)
-            newest[key] = record
-    return list(newest.values())
+            found.pop(key := case(record), None)
+            found[key] = record
+    return found
 
 
 def grouped(records: Iterable[dict]) -> dict[tuple[str, str], list[dict]]:

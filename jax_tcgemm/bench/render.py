@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import math
+import operator
 import pathlib
 import re
 from collections.abc import Sequence
@@ -346,10 +347,7 @@ def _flags_note(groups: dict[tuple[str, str], list[dict]]) -> str:
 
 
 def _overhead_table(records: Sequence[dict]) -> str:
-    newest = {}
-    for record in sorted(records, key=lambda r: r["time"]):
-        if record["kind"] == "overhead":
-            newest[record["calls_per_step"]] = record
+    newest = rec.newest(records, "overhead", operator.itemgetter("calls_per_step"))
     if not newest:
         return ""
     rows = [
@@ -366,11 +364,8 @@ def _overhead_table(records: Sequence[dict]) -> str:
 
 
 def _parallel_table(records: Sequence[dict]) -> str:
-    newest = {}
-    for record in sorted(records, key=lambda r: r["time"]):
-        if record["kind"] == "parallel":
-            sizes = tuple(record[key] for key in ("devices", "tokens", "model", "hidden", "dtype"))
-            newest[sizes] = record
+    sizes = operator.itemgetter("devices", "tokens", "model", "hidden", "dtype")
+    newest = rec.newest(records, "parallel", sizes)
     if not newest:
         return ""
     rows = [
@@ -386,10 +381,8 @@ def _parallel_table(records: Sequence[dict]) -> str:
 
 
 def _decode_table(records: Sequence[dict]) -> str:
-    newest = {}
-    for record in sorted(records, key=lambda r: r["time"]):
-        if record["kind"] == "decode":
-            newest[tuple(record[k] for k in ("devices", "model", "hidden", "rows"))] = record
+    sizes = operator.itemgetter("devices", "model", "hidden", "rows")
+    newest = rec.newest(records, "decode", sizes)
     if not newest:
         return ""
     rows = [

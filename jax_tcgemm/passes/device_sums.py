@@ -7,6 +7,7 @@ from jax.extend.core.primitives import dot_general_p
 
 from jax_tcgemm import selection
 from jax_tcgemm.device import request
+from jax_tcgemm.epilogues.calls import called
 from jax_tcgemm.epilogues.membership import is_elementwise
 from jax_tcgemm.passes.other_products import OPTIONS
 from jax_tcgemm.primitives import dot_general as plain
@@ -55,7 +56,7 @@ def _products(x, made_by: Mapping) -> Iterator[core.JaxprEqn]:
         seen.add(id(eqn))
         if _is_product(eqn):
             yield eqn
-        elif inner := _inner(eqn):
+        elif inner := as_jaxpr(called(eqn)):
             of_inner = {x: e for e in inner.eqns for x in e.outvars}
             yield from _products(inner.outvars[eqn.outvars.index(x)], of_inner)
         elif eqn.primitive.name in _RESHAPES or is_elementwise(eqn, x.aval.shape):
@@ -64,17 +65,6 @@ def _products(x, made_by: Mapping) -> Iterator[core.JaxprEqn]:
 
 def _is_product(eqn: core.JaxprEqn) -> bool:
     return eqn.primitive in (plain.dot_general_p, dot_general_p, epilogue_product_p)
-
-
-def _inner(eqn: core.JaxprEqn) -> core.Jaxpr | None:
-    """Return the only inner jaxpr of a call, such as of `jax.jit` or `jax.checkpoint`."""
-    inner = [jaxpr for x in eqn.params.values() if (jaxpr := as_jaxpr(x)) is not None]
-    is_call = len(inner) == 1 and len(inner[0].outvars) == len(eqn.outvars)
-    return inner[0] if is_call and not _is_loop(eqn) else None
-
-
-def _is_loop(eqn: core.JaxprEqn) -> bool:
-    return eqn.primitive.name in ("scan", "while", "cond")
 
 
 def _sums_rows(eqn: core.JaxprEqn) -> bool:

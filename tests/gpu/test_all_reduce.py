@@ -34,7 +34,7 @@ def drawn(mesh, size, dtype, seed=0):
 
 
 def most_bytes(mesh):
-    """Of an array that the kernel takes."""
+    """Return the largest size in bytes of an array that the kernel takes."""
     return (8 << 20) // (mesh.size - 1) // 16 * 16
 
 

@@ -1,4 +1,5 @@
 // "peer_memory" behind the common interface.
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>

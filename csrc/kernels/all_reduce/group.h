@@ -35,7 +35,7 @@ class Group {
 
   // Where kernels write why they gave up.
   uint32_t* failure() const { return failure_; }
-  // What they wrote. A group that has failed stays so: the counts of its devices may differ.
+  // The failure that a kernel wrote, if any. A group that has failed stays so: the counts of its devices may differ.
   Status status() const;
 
  private:

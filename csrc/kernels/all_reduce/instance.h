@@ -1,4 +1,4 @@
-// What the kernels of this family are called: the C++ expressions that instantiate them.
+// The C++ expressions that instantiate the kernels of this family.
 #pragma once
 
 #include <string>

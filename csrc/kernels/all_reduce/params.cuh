@@ -1,4 +1,4 @@
-// What a launch tells kernel.cuh, and how the workspace of a device is laid out.
+// The parameters of the kernels in kernel.cuh, and the layout of a device's workspace.
 #pragma once
 
 #include <cstdint>

@@ -55,7 +55,7 @@ std::string run(const Calls& calls) {
     auto* const header = new (workspaces.back().get()) all_reduce::Header{};
     header->state.run = calls.runs[device];
     if (device == calls.busy_device) header->busy[0] = 1;
-    // What no call has stored is NaN.
+    // Slots that no call has stored to hold NaN.
     char* const slots = static_cast<char*>(workspaces.back().get()) + sizeof(all_reduce::Header);
     for (int slot = 0; slot < 2 * kDevices; ++slot) {
       std::memset(slots + slot * all_reduce::slot_bytes(kDevices), 0xFF, num_channels * all_reduce::kThreads * 16);
